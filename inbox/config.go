@@ -1,0 +1,268 @@
+package inbox
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/ackafter/ackafter/broker"
+)
+
+// DefaultRetention is how long keys are kept by default.
+const DefaultRetention = 7 * 24 * time.Hour
+
+// The defaults of Config.
+const (
+	defaultWorkers          = 4
+	defaultBatchSize        = 50
+	maxBatchSize            = 1000
+	defaultBatchTime        = 200 * time.Millisecond
+	defaultHandlerTimeout   = 30 * time.Second
+	defaultLockTimeout      = 5 * time.Second
+	defaultShutdownTimeout  = 20 * time.Second
+	defaultAckTimeout       = 10 * time.Second
+	defaultMaxInFlight      = 1000
+	defaultMaxInFlightBytes = 64 << 20
+	defaultMaxAttempts      = 5
+	defaultBackoff          = 200 * time.Millisecond
+	defaultMaxBackoff       = 30 * time.Second
+	// idleMargin is what a transaction may sit idle beyond a handler's timeout.
+	idleMargin = 10 * time.Second
+)
+
+// Config configures a Consumer. A nil *Config means all defaults. One rule holds
+// for numbers and durations: zero is the documented default, negative turns the
+// thing off; where off would be unsafe, negative is an error. A Config is copied
+// by New and may be changed and reused afterwards.
+type Config struct {
+	// Workers is how many transactions run at once, each with a connection of
+	// its own. Default 4, or as many as the store has connections if that is
+	// less. More than the store has connections, and negative, is an error of
+	// New.
+	Workers int
+
+	// BatchSize is the highest number of messages in one transaction. The loop
+	// never waits for a batch to fill. A batch is never visible in the outcome:
+	// a failing message does not harm its neighbours. Default 50; above about 60
+	// PostgreSQL slows down every other reader. Negative or 1: single messages.
+	// At most 1000.
+	BatchSize int
+
+	// BatchTime bounds how long a batch's transaction stays open: no further
+	// handler is started after it. It does not interrupt a handler. Default
+	// 200 ms. Negative: no bound.
+	BatchTime time.Duration
+
+	// HandlerTimeout bounds one run of the handler. A handler that does not
+	// return is left behind: its connection is cut, its lane goes on, the
+	// attempt has failed. Default 30 s. Negative: no bound.
+	HandlerTimeout time.Duration
+
+	// LockTimeout bounds the wait for a key that another transaction holds, for
+	// a whole batch. After it the message is tried again later and uses no
+	// attempt. Default 5 s. Negative is an error: a wait has to end.
+	LockTimeout time.Duration
+
+	// ShutdownTimeout is the grace that running handlers get when Run's context
+	// ends; then their contexts are cancelled and their work is rolled back.
+	// Default 20 s. Negative: no grace.
+	ShutdownTimeout time.Duration
+
+	// AckTimeout bounds each ack and nack, and closing the source. Acks are sent
+	// even while Run is stopping. Default 10 s. Negative is an error.
+	AckTimeout time.Duration
+
+	// MaxInFlight is the highest number of deliveries that Run holds at once,
+	// waiting or in work. Default 1000. Negative: no bound. Not less than
+	// BatchSize is sensible, not required.
+	MaxInFlight int
+
+	// MaxInFlightBytes bounds their memory, by broker.Message.Size; a single
+	// larger message is still taken. Default 64 MiB. Negative: no bound.
+	MaxInFlightBytes int64
+
+	// Retry says how often and when a failed message is tried again.
+	Retry Retry
+
+	// OnConflict says what becomes of a message whose key was handled before
+	// with another body. Default ConflictDeadLetter.
+	OnConflict ConflictPolicy
+
+	// Fingerprint tells "same key, same body" from "same key, other body".
+	// Nil: SHA-256 of the body. When bodies carry timestamps or nonces, choose
+	// what counts. It must always give the same for the same message; an error
+	// makes the message a dead letter.
+	Fingerprint func(m *broker.Message) ([]byte, error)
+
+	// Tenant reads a second scope of the key from the message. Nil: none. An
+	// error makes the message a dead letter.
+	Tenant func(m *broker.Message) (string, error)
+
+	// EventTime reads when the event happened. Nil: the broker's time. An error
+	// makes the message a dead letter. Messages that are re-published keep their
+	// meaning only when this reads the body or a header.
+	EventTime func(m *broker.Message) (time.Time, error)
+
+	// Retention is the window: how long a key is kept after its message was
+	// handled. Within it a repeated message is a replay, after it the key counts
+	// as new. Default 7 days (DefaultRetention); 24 hours is usual for payments.
+	// Negative: for ever. Less than a second is an error.
+	Retention time.Duration
+
+	// Worker names this process in the inbox and the logs. Default: host name
+	// and process id.
+	Worker string
+
+	// ReplacesKey confirms a changed key function: it is the definition that the
+	// consumer's stored keys were made by. Default: none; a changed definition is
+	// then an error (*KeyDefinitionError) when the consumer starts, because every
+	// key would count as new.
+	ReplacesKey string
+
+	// Logger gets one line for every message that is done with, and one for each
+	// event worth one. Keys are logged, bodies never. Nil: slog.Default().
+	Logger *slog.Logger
+
+	// Hooks observe the consumer, see Hook. Nil: none.
+	Hooks []Hook
+}
+
+// Retry says how often and when a failed message is tried again. It holds its
+// lane meanwhile; no transaction is open.
+type Retry struct {
+	// MaxAttempts is how many runs of the handler a message gets; after the last
+	// one it becomes a dead letter. Default 5. Negative: no limit, and the
+	// message holds its lane for ever.
+	MaxAttempts int
+
+	// Backoff is the time before the second attempt; it doubles with each
+	// further one. The actual time is random between half of it and all of it.
+	// Default 200 ms. Negative: none.
+	Backoff time.Duration
+
+	// MaxBackoff caps the time between attempts. Default 30 s; must not be less
+	// than Backoff. Negative is an error.
+	MaxBackoff time.Duration
+}
+
+// ConflictPolicy says what becomes of a message whose key was handled before
+// with another body. The first write always wins.
+type ConflictPolicy int
+
+// The policies.
+const (
+	// ConflictDeadLetter keeps the message as a dead letter, for a person.
+	ConflictDeadLetter ConflictPolicy = iota
+	// ConflictSkip acks it. It is still logged and counted as a conflict.
+	ConflictSkip
+	// ConflictFail does not ack it and ends Run with an error that wraps
+	// ErrConflict. For systems that must stop rather than go on.
+	ConflictFail
+)
+
+// withDefaults returns a copy of c with every default filled in.
+func (c *Config) withDefaults(poolSize int) *Config {
+	var d Config
+	if c != nil {
+		d = *c
+		d.Hooks = append([]Hook(nil), c.Hooks...)
+	}
+	if d.Workers == 0 {
+		d.Workers = defaultWorkers
+		if poolSize > 0 {
+			d.Workers = min(d.Workers, poolSize)
+		}
+	}
+	d.BatchSize = number(d.BatchSize, defaultBatchSize, 1)
+	d.BatchTime = number(d.BatchTime, defaultBatchTime, 0)
+	d.HandlerTimeout = number(d.HandlerTimeout, defaultHandlerTimeout, 0)
+	d.ShutdownTimeout = number(d.ShutdownTimeout, defaultShutdownTimeout, 0)
+	d.MaxInFlight = number(d.MaxInFlight, defaultMaxInFlight, 0)
+	d.MaxInFlightBytes = number(d.MaxInFlightBytes, int64(defaultMaxInFlightBytes), 0)
+	d.Retention = number(d.Retention, DefaultRetention, 0)
+	d.Retry.MaxAttempts = number(d.Retry.MaxAttempts, defaultMaxAttempts, 0)
+	d.Retry.Backoff = number(d.Retry.Backoff, defaultBackoff, 0)
+	if d.LockTimeout == 0 {
+		d.LockTimeout = defaultLockTimeout
+	}
+	if d.AckTimeout == 0 {
+		d.AckTimeout = defaultAckTimeout
+	}
+	if d.Retry.MaxBackoff == 0 {
+		d.Retry.MaxBackoff = max(defaultMaxBackoff, d.Retry.Backoff)
+	}
+	if d.Worker == "" {
+		d.Worker = defaultWorker()
+	}
+	if d.Logger == nil {
+		d.Logger = slog.Default()
+	}
+	return &d
+}
+
+// number applies the rule: zero is the default, negative is off.
+func number[N int | int64 | time.Duration](v, byDefault, off N) N {
+	switch {
+	case v == 0:
+		return byDefault
+	case v < 0:
+		return off
+	}
+	return v
+}
+
+// validate checks a configuration that has its defaults.
+func (c *Config) validate(poolSize int) error {
+	switch {
+	case c.Workers < 0:
+		return configError("Workers", c.Workers, "must not be negative")
+	case poolSize > 0 && c.Workers > poolSize:
+		return configError("Workers", c.Workers, fmt.Sprintf(
+			"each worker needs a connection and the store has only %d; enlarge the pool or lower Workers", poolSize))
+	case c.BatchSize > maxBatchSize:
+		return configError("BatchSize", c.BatchSize, fmt.Sprintf("must be at most %d", maxBatchSize))
+	case c.LockTimeout < time.Millisecond:
+		return configError("LockTimeout", c.LockTimeout, "must be at least 1ms: a wait has to end")
+	case c.AckTimeout < time.Millisecond:
+		return configError("AckTimeout", c.AckTimeout, "must be at least 1ms: an ack needs time")
+	case c.Retention != 0 && c.Retention < time.Second:
+		return configError("Retention", c.Retention, "must be at least 1s, or negative for ever")
+	case c.Retry.MaxBackoff < c.Retry.Backoff:
+		return configError("Retry.MaxBackoff", c.Retry.MaxBackoff, fmt.Sprintf("must not be less than Retry.Backoff (%v)", c.Retry.Backoff))
+	case c.OnConflict < ConflictDeadLetter || c.OnConflict > ConflictFail:
+		return configError("OnConflict", int(c.OnConflict), "is not one of ConflictDeadLetter, ConflictSkip, ConflictFail")
+	}
+	if !utf8.ValidString(c.Worker) || len(c.Worker) > maxName {
+		return configError("Worker", strconv.Quote(c.Worker), fmt.Sprintf("must be valid UTF-8 of at most %d bytes", maxName))
+	}
+	for i, h := range c.Hooks {
+		if !isHook(h) {
+			return configError(fmt.Sprintf("Hooks[%d]", i), fmt.Sprintf("%T", h), "implements none of the On... interfaces")
+		}
+	}
+	return nil
+}
+
+func isHook(h Hook) bool {
+	switch h.(type) {
+	case OnOutcome, OnRetry, OnStaleAck, OnPause, OnBatch:
+		return true
+	}
+	return false
+}
+
+// defaultWorker names this process.
+func defaultWorker() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown"
+	}
+	return fmt.Sprintf("%s:%d", host, os.Getpid())
+}
+
+// hookCtx is the context hooks get: it has Run's values and does not end.
+func hookCtx(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }

@@ -1,0 +1,106 @@
+package inbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/ackafter/ackafter/broker"
+)
+
+// Hook observes a consumer. It implements one or more of the On... interfaces
+// of this package, which are found by type assertion, so that a new event
+// breaks nobody. New refuses a hook that implements none.
+//
+// Hooks are called from the loop's goroutines, several at once; they must be
+// quick and must not panic. Messages they are given must not be changed.
+type Hook any
+
+// OutcomeEvent is a message that is done with: settled, or returned by Process.
+type OutcomeEvent struct {
+	Consumer   string
+	Tenant     string
+	MessageKey string
+	Message    *broker.Message
+	Outcome    Outcome
+	// Attempt is the number of the last run of the handler, 0 when it did not
+	// run.
+	Attempt int
+	// Duration is from the start of the message's batch to the settled ack.
+	Duration time.Duration
+	// TraceID is the W3C trace id of the message; empty when it has none.
+	TraceID string
+	// Reason is set for dead letters.
+	Reason Reason
+	// Err is the last error of a dead letter; nil otherwise.
+	Err error
+}
+
+// OnOutcome is called once for every message that is done with.
+type OnOutcome interface {
+	OnOutcome(ctx context.Context, e OutcomeEvent)
+}
+
+// RetryEvent is a failed attempt that will be followed by another.
+type RetryEvent struct {
+	Consumer   string
+	Tenant     string
+	MessageKey string
+	Message    *broker.Message
+	// Attempt is the number of the attempt that failed.
+	Attempt int
+	// Delay is the time until the next one.
+	Delay time.Duration
+	// Counted tells whether it used up an attempt; infrastructure trouble does
+	// not.
+	Counted bool
+	Err     error
+}
+
+// OnRetry is called for every failed attempt that will be followed by another.
+type OnRetry interface {
+	OnRetry(ctx context.Context, e RetryEvent)
+}
+
+// StaleAckEvent is an ack that was dropped because the delivery was lost. The
+// message comes again and will be a replay.
+type StaleAckEvent struct {
+	Consumer string
+	Message  *broker.Message
+}
+
+// OnStaleAck is called for every ack that was dropped.
+type OnStaleAck interface {
+	OnStaleAck(ctx context.Context, e StaleAckEvent)
+}
+
+// PauseEvent says that receiving stopped or goes on because of the database.
+type PauseEvent struct {
+	Consumer string
+	// Paused is true when receiving stops, false when it goes on.
+	Paused bool
+	// Err is why it stops; nil when it goes on.
+	Err error
+	// For is how long it was paused, when it goes on.
+	For time.Duration
+}
+
+// OnPause is called when receiving stops and when it goes on.
+type OnPause interface {
+	OnPause(ctx context.Context, e PauseEvent)
+}
+
+// BatchEvent is one transaction of the loop that has ended.
+type BatchEvent struct {
+	Consumer string
+	// Size is the number of messages, Claimed how many of them were new.
+	Size, Claimed int
+	// Claim, Handlers and Commit are how long each part took.
+	Claim, Handlers, Commit time.Duration
+	// Err is why the transaction was not committed; nil when it was.
+	Err error
+}
+
+// OnBatch is called for every transaction of the loop.
+type OnBatch interface {
+	OnBatch(ctx context.Context, e BatchEvent)
+}

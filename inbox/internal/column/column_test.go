@@ -1,0 +1,65 @@
+package column_test
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/inbox/internal/column"
+)
+
+func TestKey(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "a", strings.Repeat("x", 512), "é"} {
+		if got := column.Key(key); got != key {
+			t.Errorf("Key of %d bytes: changed to %q", len(key), got)
+		}
+	}
+	long := column.Key(strings.Repeat("x", 513))
+	if len(long) > 512 || !strings.HasPrefix(long, strings.Repeat("x", 100)) {
+		t.Errorf("a long key must be stored short, with a readable prefix: %q", long)
+	}
+	if again := column.Key(long); again == long {
+		t.Error("a key that looks like a stored hash must not collide with it")
+	}
+	if column.Key(strings.Repeat("x", 513)) == column.Key(strings.Repeat("x", 514)) {
+		t.Error("two long keys share a stored form")
+	}
+	odd := column.Key(strings.Repeat("é", 400) + "x")
+	if !utf8.ValidString(odd) {
+		t.Errorf("cut inside a rune: %q", odd)
+	}
+}
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		in    string
+		limit int
+		want  string
+	}{
+		{"plain", 10, "plain"},
+		{"a\x00b", 10, "a\uFFFDb"},
+		{"a\xffb", 10, "a\uFFFDb"},
+		{"éé", 3, "é"},
+		{"abc", 0, ""},
+	} {
+		if got := column.Text(c.in, c.limit); got != c.want {
+			t.Errorf("Text(%q, %d) = %q, want %q", c.in, c.limit, got, c.want)
+		}
+	}
+}
+
+func TestHeaders(t *testing.T) {
+	t.Parallel()
+	in := broker.Headers{{Name: "a", Value: []byte{0, 0xff}}, {Name: "a", Value: []byte("2")}, {Name: "\xff", Value: []byte("x")}}
+	out, err := column.DecodeHeaders(column.EncodeHeaders(in))
+	if err != nil || !reflect.DeepEqual(in, out) {
+		t.Errorf("round trip: %v, %v", out, err)
+	}
+	if _, err := column.DecodeHeaders([]byte("{")); err == nil {
+		t.Error("broken headers decode without an error")
+	}
+}

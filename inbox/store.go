@@ -1,0 +1,267 @@
+package inbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/ackafter/ackafter/broker"
+)
+
+// Store keeps the inbox in a database and runs handlers inside its
+// transactions. Tx is the transaction type that handlers get. Package inboxtest
+// holds the rules below as a test suite, RunStore.
+//
+// All methods may be called concurrently. Every method obeys ctx. Errors wrap
+// the driver's error, so that Classify and errors.As see it.
+type Store[Tx any] interface {
+	// Check tells whether the store can be used: the tables are there
+	// (ErrNoSchema, which names the command that makes them) and of the version
+	// that this release needs (ErrSchemaVersion, which says both versions).
+	Check(ctx context.Context) error
+
+	// Register records that a consumer with this definition of its key is
+	// running. A first registration, and a repeated one with the same
+	// definition, return nil. Another stored definition is a
+	// *KeyDefinitionError, unless r.Replaces equals the stored one, which is
+	// then replaced.
+	Register(ctx context.Context, r Registration) error
+
+	// Begin opens a transaction and claims the keys in it, in one round trip
+	// where the database allows, sorted by key so that two batches cannot
+	// deadlock on claims. The keys of one call are distinct. It may be called
+	// with no claims.
+	//
+	// A key that another open transaction holds is waited for, LockTimeout in
+	// all; then everything is rolled back and the error wraps ErrInFlight. A
+	// key whose row is past its window is claimed anew in the same transaction.
+	// Whatever the error, nothing is held and no transaction stays open.
+	Begin(ctx context.Context, claims []Claim, o BeginOptions) (Batch[Tx], error)
+
+	// Claim takes a key inside a transaction that the caller owns: the key is
+	// taken if and only if that transaction commits. The outcome of the entry
+	// is FirstAttempt (do the work), Replay or Conflict (do not; Stored has the
+	// row). Without the option WithFingerprint bodies are not compared, and
+	// nothing is ever a Conflict.
+	//
+	// It waits for another transaction that holds the key for as long as the
+	// caller's ctx and the transaction's own lock timeout allow; a lock timeout
+	// wraps ErrInFlight. An invalid consumer or key (empty, too long, NUL,
+	// invalid UTF-8) is an error that names it and leaves the transaction
+	// usable.
+	Claim(ctx context.Context, tx Tx, consumer, key string, opts ...ClaimOption) (Entry, error)
+
+	// SaveResult stores a result with a key that was claimed in tx by Claim. It
+	// returns ErrNotFound when the key is not there.
+	SaveResult(ctx context.Context, tx Tx, consumer, key string, result []byte, opts ...ClaimOption) error
+
+	// Lookup returns the row of a key, expired or not. ErrNotFound when there
+	// is none. Long keys that are stored as a hash are found by their text.
+	Lookup(ctx context.Context, key Key) (*Record, error)
+
+	// Classify tells whose fault an error is that came from this database.
+	Classify(err error) Class
+}
+
+// Batch is one open transaction with claimed keys. It is used by one goroutine
+// at a time, except that Abort may be called while a handler is still running.
+//
+// The order of calls is: for each entry of interest Start, the handler, Finish;
+// or Park; then Commit or Abort. At Commit the claims of entries that were
+// neither finished with ok nor found as somebody else's are deleted in the same
+// transaction, so that a claim never outlives its message's failure.
+type Batch[Tx any] interface {
+	// Entries returns what became of each claim, in the order of the claims.
+	Entries() []Entry
+
+	// Start opens a savepoint and returns the transaction for one handler run.
+	// The returned Tx is dead once Finish was called. i is the entry that the
+	// run is for. Errors: the transaction is unusable, call Abort.
+	Start(ctx context.Context, i int) (Tx, error)
+
+	// Finish ends the run that Start began. With ok, the run's writes are kept
+	// and result (nil for none) is stored with the key at Commit. Without ok,
+	// they are rolled back to the savepoint.
+	//
+	// Called with ok for an entry that was not started, it keeps the claim: a
+	// bulk handler runs once, under one savepoint, for many entries.
+	//
+	// An error that wraps ErrSwallowed says that a statement of the handler
+	// failed although the handler reported success: the run was rolled back,
+	// the batch stays usable. An error that wraps ErrTxEnded says that the
+	// handler ended the transaction by itself: the batch is unusable, the run's
+	// effects are unknown. Any other error: the batch is unusable, nothing of
+	// it was committed.
+	Finish(ctx context.Context, i int, ok bool, result []byte) error
+
+	// Park inserts p into the parked table in this transaction and, for i >= 0,
+	// gives up the claim of entry i. A row for the same key and fingerprint
+	// that is already there stays as it is. i < 0: p has no claim (its key
+	// could not be derived).
+	Park(ctx context.Context, i int, p Parked) error
+
+	// Commit deletes the claims of unfinished entries and commits. Callers give
+	// it a context that a shutdown does not cancel. A nil error means that the
+	// work is durable. ErrNotCommitted (wrapped) says that nothing was
+	// committed. ErrCommitUnknown (wrapped) says that no answer came: only a
+	// new claim can tell. In each case the batch has ended.
+	Commit(ctx context.Context) error
+
+	// Abort rolls everything back. It never blocks on a running handler: then
+	// the connection is cut and not reused. After Commit or Abort it does
+	// nothing. Like database/sql's Rollback it is fit for defer.
+	Abort()
+}
+
+// BeginOptions bound a batch's transaction.
+type BeginOptions struct {
+	// LockTimeout bounds the wait for keys that others hold, for all claims of
+	// the batch together. It does not bound the handlers' own statements.
+	// Always positive.
+	LockTimeout time.Duration
+
+	// IdleTimeout is how long the transaction may sit idle before the database
+	// ends it, so that a client that is gone does not hold claims. Zero: no
+	// bound.
+	IdleTimeout time.Duration
+
+	// IgnoreParked runs messages that are in the parked table instead of
+	// reporting them; their success removes the parked row.
+	IgnoreParked bool
+}
+
+// Claim asks for one key.
+type Claim struct {
+	Key
+
+	// Fingerprint tells "same body" from "other body"; nil compares nothing.
+	Fingerprint []byte
+
+	// MessageID, Source, Position, EventTime, Worker, TraceID and Attempt are
+	// recorded with the key, see Record.
+	MessageID string
+	Source    string
+	Position  broker.Position
+	EventTime time.Time
+	Worker    string
+	TraceID   string
+	Attempt   int
+
+	// Retention is how long the key is kept, from now by the database's clock.
+	// Zero or negative: for ever.
+	Retention time.Duration
+}
+
+// Entry is the answer to one claim.
+type Entry struct {
+	// Outcome is FirstAttempt (claimed: run the handler), Replay, Conflict,
+	// WasParked or Dead (the message with this fingerprint is in the parked
+	// table; not claimed).
+	Outcome Outcome
+
+	// Stored is the row that was found, for Replay and Conflict; else nil.
+	Stored *Record
+}
+
+// Claimed tells whether the key is ours and the work is to be done.
+func (e Entry) Claimed() bool { return e.Outcome == FirstAttempt }
+
+// ClaimOption is an option of Store.Claim and Store.SaveResult.
+type ClaimOption func(*Claim)
+
+// WithTenant scopes the key by tenant. Default: no tenant.
+func WithTenant(tenant string) ClaimOption { return func(c *Claim) { c.Tenant = tenant } }
+
+// WithFingerprint makes the claim compare bodies: the same key with another
+// fingerprint is a Conflict. Default: nothing is compared.
+func WithFingerprint(fingerprint []byte) ClaimOption {
+	return func(c *Claim) { c.Fingerprint = fingerprint }
+}
+
+// WithRetention sets how long the key is kept. Zero: DefaultRetention.
+// Negative: for ever.
+func WithRetention(d time.Duration) ClaimOption {
+	return func(c *Claim) {
+		if d == 0 {
+			d = DefaultRetention
+		}
+		c.Retention = d
+	}
+}
+
+// WithMessage records the broker's id, source and position of m with the key.
+func WithMessage(m *broker.Message) ClaimOption {
+	return func(c *Claim) {
+		c.MessageID, c.Source, c.Position, c.EventTime = m.ID, m.Source, m.Position, m.Time
+		c.TraceID = traceID(m.Headers)
+	}
+}
+
+// NewClaim returns the claim that Store.Claim and Store.SaveResult make of
+// their arguments, with the defaults applied and everything validated. It is
+// for store authors. The error names the argument and the rule.
+func NewClaim(consumer, key string, opts ...ClaimOption) (Claim, error) {
+	c := Claim{Key: Key{Consumer: consumer, MessageKey: key}, Attempt: 1, Retention: DefaultRetention, Worker: defaultWorker()}
+	for _, o := range opts {
+		o(&c)
+	}
+	if err := validateName("consumer", c.Consumer); err != nil {
+		return Claim{}, err
+	}
+	if err := validateTenant(c.Tenant); err != nil {
+		return Claim{}, err
+	}
+	if err := validateMessageKey(c.MessageKey); err != nil {
+		return Claim{}, err
+	}
+	return c, nil
+}
+
+// Registration is what a consumer tells the store at its start.
+type Registration struct {
+	// Consumer is its name.
+	Consumer string
+	// KeyDefinition is the canonical text of its key function.
+	KeyDefinition string
+	// Replaces is the stored definition that the user confirms to replace.
+	Replaces string
+	// Retention is its window; zero or negative: for ever.
+	Retention time.Duration
+}
+
+// Class tells whose fault an error is.
+type Class int
+
+// The classes of errors.
+const (
+	// ClassMessage: the message's or its handler's own failure. Errors that did
+	// not come from the database are of this class.
+	ClassMessage Class = iota
+
+	// ClassContention: serialization failure, deadlock, lock timeout. Running
+	// again, alone, is expected to help.
+	ClassContention
+
+	// ClassUnavailable: the database cannot be reached or refuses to work:
+	// connection lost, failover, shutting down, out of connections.
+	ClassUnavailable
+)
+
+// PoolSizer is implemented by stores whose number of connections is bounded.
+type PoolSizer interface {
+	// PoolSize returns how many transactions can be open at once; 0 when
+	// there is no bound.
+	PoolSize() int
+}
+
+// Inspector is implemented by stores that can answer an operator's questions.
+type Inspector interface {
+	// Find returns the rows of a message key over all consumers and tenants,
+	// ordered by consumer and tenant; nil when there are none.
+	Find(ctx context.Context, messageKey string) ([]Record, error)
+
+	// ListParked returns parked rows, oldest first, without bodies and headers.
+	ListParked(ctx context.Context, f ParkedFilter) ([]ParkedRecord, error)
+
+	// GetParked returns one parked row whole. ErrNotFound when there is none.
+	GetParked(ctx context.Context, id int64) (*ParkedRecord, error)
+}

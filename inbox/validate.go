@@ -1,0 +1,53 @@
+package inbox
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Limits of names and keys, in bytes.
+const (
+	maxName = 200
+	maxKey  = 64 << 10
+)
+
+// validateName checks the name of a consumer.
+func validateName(field, name string) error {
+	switch {
+	case strings.TrimSpace(name) == "":
+		return fmt.Errorf("inbox: %s: must not be empty", field)
+	case len(name) > maxName:
+		return fmt.Errorf("inbox: %s: has %d bytes, at most %d are allowed", field, len(name), maxName)
+	}
+	return validateText(field, name)
+}
+
+// validateTenant checks a tenant; empty is fine.
+func validateTenant(tenant string) error {
+	if len(tenant) > maxName {
+		return fmt.Errorf("inbox: tenant: has %d bytes, at most %d are allowed", len(tenant), maxName)
+	}
+	return validateText("tenant", tenant)
+}
+
+// validateMessageKey checks a business key. The texts never hold the key.
+func validateMessageKey(key string) error {
+	switch {
+	case strings.TrimSpace(key) == "":
+		return fmt.Errorf("inbox: message key: must not be blank")
+	case len(key) > maxKey:
+		return fmt.Errorf("inbox: message key: has %d bytes, at most %d are allowed", len(key), maxKey)
+	}
+	return validateText("message key", key)
+}
+
+func validateText(field, s string) error {
+	switch {
+	case !utf8.ValidString(s):
+		return fmt.Errorf("inbox: %s: is not valid UTF-8", field)
+	case strings.ContainsRune(s, 0):
+		return fmt.Errorf("inbox: %s: must not contain a NUL", field)
+	}
+	return nil
+}

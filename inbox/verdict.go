@@ -1,0 +1,63 @@
+package inbox
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Permanent marks err as one that no further attempt can cure: the message
+// becomes a dead letter at once. Permanent(nil) is nil.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &permanentError{err}
+}
+
+// IsPermanent tells whether err was marked by Permanent.
+func IsPermanent(err error) bool {
+	var p *permanentError
+	return errors.As(err, &p)
+}
+
+type permanentError struct{ err error }
+
+func (e *permanentError) Error() string { return e.err.Error() }
+func (e *permanentError) Unwrap() error { return e.err }
+
+// RetryAfter marks err so that the next attempt comes after d instead of after
+// the configured backoff. It counts as an attempt. Zero or negative d: at once.
+// RetryAfter(nil, d) is nil.
+func RetryAfter(err error, d time.Duration) error {
+	if err == nil {
+		return nil
+	}
+	return &retryAfterError{err, max(d, 0)}
+}
+
+type retryAfterError struct {
+	err   error
+	after time.Duration
+}
+
+func (e *retryAfterError) Error() string { return fmt.Sprintf("%v (retry after %v)", e.err, e.after) }
+func (e *retryAfterError) Unwrap() error { return e.err }
+
+// Skip says that there is nothing to do for the message: it is done, its key is
+// kept, and what the handler wrote before is committed. The reason goes into
+// the log and must not hold personal data.
+func Skip(reason string) error { return &skipError{reason} }
+
+type skipError struct{ reason string }
+
+func (e *skipError) Error() string { return "skipped: " + e.reason }
+
+// skipReason returns the reason and true when err is a Skip.
+func skipReason(err error) (string, bool) {
+	var s *skipError
+	if errors.As(err, &s) {
+		return s.reason, true
+	}
+	return "", false
+}

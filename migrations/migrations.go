@@ -1,0 +1,36 @@
+// Package migrations holds the SQL that makes ackafter's tables, one folder per
+// dialect, as plain numbered files.
+//
+// The files are named as golang-migrate expects them (0001_inbox.up.sql) and can
+// be run by psql or sqlite3 as they are. Goose gives the same files in the form
+// that goose expects. Names in the SQL are not qualified: in PostgreSQL the
+// tables go into the first schema of search_path.
+package migrations
+
+import (
+	"embed"
+	"io/fs"
+)
+
+// Version is the version of the tables that this release works with.
+const Version = 1
+
+//go:embed postgres/*.sql
+var postgres embed.FS
+
+//go:embed sqlite/*.sql
+var sqlite embed.FS
+
+// Postgres returns the files for PostgreSQL, up and down apart.
+func Postgres() fs.FS { return sub(postgres, "postgres") }
+
+// SQLite returns the files for SQLite, up and down apart.
+func SQLite() fs.FS { return sub(sqlite, "sqlite") }
+
+func sub(f embed.FS, dir string) fs.FS {
+	s, err := fs.Sub(f, dir)
+	if err != nil {
+		panic(err) // The folders are compiled in: only a broken build gets here.
+	}
+	return s
+}
