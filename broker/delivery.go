@@ -53,6 +53,14 @@ type Settler interface {
 	Nack(ctx context.Context, d *Delivery, delay time.Duration) error
 }
 
+// RefusalObserver is an optional interface of a [Settler], found by type
+// assertion. Refused is told of every Ack or Nack that did not reach the
+// settler, so that an adapter can count and log them; err is ErrSettled or
+// ErrLost. It is called by the goroutine that settles and must not block.
+type RefusalObserver interface {
+	Refused(d *Delivery, err error)
+}
+
 // NewDelivery returns an unsettled delivery of m. The adapter cancels ctx when
 // the delivery is lost. It is for adapters and tests.
 func NewDelivery(ctx context.Context, m *Message, lane string, s Settler) *Delivery {
@@ -86,12 +94,19 @@ func (d *Delivery) Nack(ctx context.Context, delay time.Duration) error {
 	return d.settler.Nack(ctx, d, max(delay, 0))
 }
 
+// settle claims the right to settle for its caller.
 func (d *Delivery) settle() error {
-	if d.settled.Swap(true) {
-		return ErrSettled
+	var err error
+	switch {
+	case d.settled.Swap(true):
+		err = ErrSettled
+	case d.ctx.Err() != nil:
+		err = ErrLost
+	default:
+		return nil
 	}
-	if d.ctx.Err() != nil {
-		return ErrLost
+	if o, ok := d.settler.(RefusalObserver); ok {
+		o.Refused(d, err)
 	}
-	return nil
+	return err
 }
