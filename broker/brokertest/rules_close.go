@@ -1,0 +1,124 @@
+package brokertest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/ackafter/ackafter/broker"
+)
+
+// Rule 30: after Close, Receive returns ErrClosed, also when there are messages.
+func receiveAfterClose(r *rig) {
+	source := r.open()
+	r.publish(spread(3)...)
+	r.receive(source, "m0", "m1", "m2")
+	r.close(source)
+	for range 2 {
+		r.within(r.timing.Prompt, "Receive after Close", func() {
+			ctx, cancel := r.context()
+			defer cancel()
+			if _, err := source.Receive(ctx, 1); !errors.Is(err, broker.ErrClosed) {
+				r.Errorf("Receive after Close: got the error %v, want %v", err, broker.ErrClosed)
+			}
+		})
+	}
+}
+
+// Rule 31: a Receive that is running when the source is closed returns
+// ErrClosed.
+func closeWhileReceiving(r *rig) {
+	source := r.open()
+	r.publish(message("k", "m0"))
+	r.ack(r.receive(source, "m0")...)
+
+	ctx, cancel := r.context()
+	defer cancel()
+	returned := make(chan error, 1)
+	go func() {
+		_, err := source.Receive(ctx, 1)
+		returned <- err
+	}()
+	select {
+	case err := <-returned:
+		r.Fatalf("Receive returned %v, want it to block: there is nothing", err)
+	case <-time.After(r.timing.Quiet):
+	}
+	r.close(source)
+	r.within(r.timing.Prompt, "Receive on a source that was closed", func() {
+		if err := <-returned; !errors.Is(err, broker.ErrClosed) {
+			r.Errorf("Receive on a source that was closed: got the error %v, want %v", err, broker.ErrClosed)
+		}
+	})
+}
+
+// Rule 32: a second Close returns nil, and so does the Close of a source that
+// was never used.
+func closeTwice(r *rig) {
+	unused := r.open()
+	r.close(unused)
+	r.close(unused)
+
+	source := r.open()
+	r.publish(message("k", "m0"))
+	r.ack(r.receive(source, "m0")...)
+	r.close(source)
+	r.close(source)
+}
+
+// Rule 33: Close returns when its ctx has ended, whatever is unsettled, and
+// nothing is lost by that.
+func closeIsBounded(r *rig) {
+	messages := spread(3)
+	r.publish(messages...)
+	source := r.open()
+	got := r.receive(source, bodies(messages)...)
+
+	ctx, cancel := context.WithCancel(r.Context())
+	cancel()
+	if !r.within(r.timing.Prompt, "Close with a ctx that has ended", func() {
+		if err := source.Close(ctx); err != nil {
+			r.Logf("Close with a ctx that has ended: %v", err) // allowed
+		}
+	}) {
+		return
+	}
+	r.lost(got...)
+	next := r.open()
+	r.ack(r.receiveAtLeast(next, bodies(messages)...)...)
+}
+
+// Rule 34: acks for which Ack returned nil have reached the broker when Close
+// returns nil.
+func closeFlushesAcks(r *rig) {
+	messages := lane(10)
+	r.publish(messages...)
+	source := r.open()
+	got := r.receive(source, bodies(messages)...)
+	r.ack(got[:7]...)
+	r.close(source)
+
+	next := r.open()
+	r.ack(r.receive(next, deliveredBodies(got[7:])...)...)
+	r.quiet(next, "the other messages were acked before Close")
+}
+
+// Rule 35: unsettled deliveries are lost when Close returns, and their messages
+// come to the next source.
+func closeGivesBack(r *rig) {
+	messages := spread(4)
+	r.publish(messages...)
+	source := r.open()
+	got := r.receive(source, bodies(messages)...)
+	r.close(source)
+	for _, d := range got {
+		if d.Context().Err() == nil {
+			r.Errorf("%s: the source is closed, but the delivery's context goes on", body(d))
+		}
+	}
+	r.refuse(got[0], broker.ErrLost)
+
+	next := r.open()
+	r.ack(r.receive(next, bodies(messages)...)...)
+	r.quiet(next, "all messages are acked")
+}

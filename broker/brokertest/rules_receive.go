@@ -1,0 +1,183 @@
+package brokertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ackafter/ackafter/broker"
+)
+
+// Rule 01: Receive returns at least one and at most limit deliveries.
+func receiveLimit(r *rig) {
+	messages := spread(10)
+	r.publish(messages...)
+	source := r.open()
+	ctx, cancel := r.context()
+	defer cancel()
+	var got []*broker.Delivery
+	for len(got) < len(messages) {
+		deliveries, err := r.receiveOnce(ctx, source, 3)
+		if err != nil {
+			r.Fatalf("receive: %v; got only %v", err, deliveredBodies(got))
+		}
+		got = append(got, deliveries...)
+	}
+	if names := deliveredBodies(got); !sameElements(names, bodies(messages)) {
+		r.Errorf("received %v, want each of %v once", names, bodies(messages))
+	}
+}
+
+// Rule 02: Receive blocks while there is nothing, and goes on when there is.
+func receiveBlocksWhileEmpty(r *rig) {
+	source := r.open()
+	r.quiet(source, "nothing was published")
+
+	got := make(chan []*broker.Delivery, 1)
+	failed := make(chan error, 1)
+	ctx, cancel := r.context()
+	defer cancel()
+	go func() {
+		deliveries, err := source.Receive(ctx, 5)
+		if err != nil {
+			failed <- err
+			return
+		}
+		got <- deliveries
+	}()
+	r.publish(message("k", "m0"))
+	select {
+	case deliveries := <-got:
+		if names := deliveredBodies(deliveries); join(names) != "m0" {
+			r.Errorf("received %v, want [m0]", names)
+		}
+	case err := <-failed:
+		r.Errorf("Receive was waiting while a message was published: %v", err)
+	}
+}
+
+// Rule 03: Receive does not wait for messages that are not there to fill its
+// limit.
+func receiveDoesNotLinger(r *rig) {
+	source := r.open()
+	r.publish(message("k", "m0"))
+	r.ack(r.receive(source, "m0")...) // the source takes part from here on
+
+	r.publish(message("k", "m1"))
+	ctx, cancel := r.context()
+	defer cancel()
+	r.within(r.timing.Prompt, "Receive(limit 1000) with one message there", func() {
+		deliveries, err := r.receiveOnce(ctx, source, 1000)
+		if err != nil || join(deliveredBodies(deliveries)) != "m1" {
+			r.Errorf("received %v and the error %v, want [m1]", deliveredBodies(deliveries), err)
+		}
+	})
+}
+
+// Rule 04: when its ctx ends, or has ended before, Receive returns ctx's error
+// promptly.
+func receiveEndsWithCtx(r *rig) {
+	source := r.open()
+	r.publish(message("k", "m0"))
+	r.ack(r.receive(source, "m0")...)
+
+	ended, cancel := context.WithCancel(r.Context())
+	cancel()
+	r.within(r.timing.Prompt, "Receive with a ctx that has ended", func() {
+		if _, err := source.Receive(ended, 1); !errors.Is(err, context.Canceled) {
+			r.Errorf("Receive with a ctx that has ended: got the error %v, want %v", err, context.Canceled)
+		}
+	})
+
+	ctx, cancel := r.context()
+	defer cancel()
+	returned := make(chan error, 1)
+	go func() {
+		_, err := source.Receive(ctx, 1)
+		returned <- err
+	}()
+	select {
+	case err := <-returned:
+		r.Fatalf("Receive returned %v, want it to block: there is nothing", err)
+	case <-time.After(r.timing.Quiet):
+	}
+	cancel()
+	r.within(r.timing.Prompt, "Receive whose ctx was cancelled", func() {
+		if err := <-returned; !errors.Is(err, context.Canceled) {
+			r.Errorf("Receive whose ctx was cancelled: got the error %v, want %v", err, context.Canceled)
+		}
+	})
+}
+
+// Rule 05: a Receive that ends with its ctx loses nothing, however the end and
+// a message race.
+func receiveCtxLosesNothing(r *rig) {
+	const n = 50
+	source := r.open()
+	r.publish(message("k", "first"))
+	r.ack(r.receive(source, "first")...)
+
+	published := make(chan error, 1)
+	ctx, cancel := r.context()
+	defer cancel()
+	go func() {
+		var err error
+		for i := 0; i < n && err == nil; i++ {
+			err = r.queue.Publish(ctx, message(fmt.Sprintf("key-%d", i), fmt.Sprintf("m%d", i)))
+		}
+		published <- err
+	}()
+	seen := make(map[string]int)
+	for i := 0; len(seen) < n; i++ {
+		if ctx.Err() != nil {
+			r.Fatalf("only %d of %d messages came within %v: the others were lost by a Receive whose ctx ended", len(seen), n, r.timing.Wait)
+		}
+		short, cancel := context.WithTimeout(ctx, time.Duration(i%20)*100*time.Microsecond)
+		deliveries, err := r.receiveOnce(short, source, 3)
+		cancel()
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			r.Fatalf("receive: %v", err)
+		}
+		for _, d := range deliveries {
+			seen[body(d)]++
+			r.ack(d)
+		}
+	}
+	if err := <-published; err != nil {
+		r.Fatalf("publish: %v", err)
+	}
+	for name, times := range seen {
+		if times != 1 {
+			r.Errorf("%s was delivered %d times, want once", name, times)
+		}
+	}
+}
+
+// Rule 06: a message that is out is not handed out a second time.
+func receiveDeliversOnce(r *rig) {
+	messages := spread(5)
+	r.publish(messages...)
+	source := r.open()
+	deliveries := r.receive(source, bodies(messages)...)
+	r.quiet(source, "all messages are out and unsettled")
+	for _, d := range deliveries {
+		if err := d.Context().Err(); err != nil {
+			r.Errorf("%s: the delivery's context ended (%v) though nothing took it away", body(d), err)
+		}
+	}
+	r.ack(deliveries...)
+}
+
+// Rule 07: a subscriber that is new gets what was published before it came
+// (case K3).
+func publishedBeforeOpen(r *rig) {
+	r.publish(spread(3)...)
+	first := r.open()
+	r.ack(r.receive(first, "m0", "m1", "m2")...)
+	r.close(first)
+
+	r.publish(message("another key", "m3"), message("and another", "m4"))
+	second := r.open()
+	r.ack(r.receive(second, "m3", "m4")...)
+}
