@@ -12,8 +12,14 @@ import (
 	"io/fs"
 )
 
-// Version is the version of the tables that this release works with.
+// Version is the version of the tables that this release works with: the number
+// of the last file.
 const Version = 1
+
+// GooseTable is where the command line "ackafter migrate" has goose keep its
+// versions. It is not goose's default, which may be in use for your own
+// migrations.
+const GooseTable = "inbox_goose_version"
 
 //go:embed postgres/*.sql
 var postgres embed.FS
