@@ -38,10 +38,6 @@ var (
 	// ErrCommitUnknown: the answer to COMMIT did not come.
 	ErrCommitUnknown = errors.New("no answer to COMMIT: it is not known whether it happened")
 
-	// ErrRunning is returned by Run while another Run of the same Consumer goes
-	// on.
-	ErrRunning = errors.New("the consumer is already running")
-
 	// ErrHandlerTimeout: the handler did not end within Config.HandlerTimeout.
 	ErrHandlerTimeout = errors.New("the handler ran past its timeout")
 

@@ -1,0 +1,437 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// commitTimeout bounds the wait for the answer to COMMIT; without one the
+// outcome is unknown, and the next claim tells.
+const commitTimeout = 30 * time.Second
+
+// attempt is one transaction over some messages. Its result is a fate for every
+// work, which counts when run returns nil.
+type attempt[Tx any] struct {
+	c     *Consumer[Tx]
+	works []*work
+
+	// handlers counts running handlers.
+	handlers *sync.WaitGroup
+	// park is set in Run: dead letters are parked in the transaction.
+	park bool
+	// stopping tells that no further handler shall be started.
+	stopping func() bool
+
+	batch   Batch[Tx]
+	claimed []*work // those that Begin was asked for, by index
+	index   map[*work]int
+	twins   map[*work]*work // follower -> leader: same key and fingerprint
+	held    map[string]bool // lanes of which nothing more may run now
+	opened  time.Time
+	event   BatchEvent
+}
+
+// stage says how far an attempt got that failed as a whole.
+type stage int
+
+const (
+	stageBegin stage = iota
+	stageHandler
+	stageCommit
+)
+
+// batchError is the failure of an attempt as a whole: nothing was committed, or
+// it is not known whether. The fates do not count, except the culprit's.
+type batchError struct {
+	stage   stage
+	culprit *work // the message whose handler brought the batch down, or nil
+	err     error
+}
+
+func (e *batchError) Error() string { return e.err.Error() }
+func (e *batchError) Unwrap() error { return e.err }
+
+// run claims, handles and commits. ctx is the one that handlers get; a shutdown
+// ends it only after the grace.
+func (a *attempt[Tx]) run(ctx context.Context) error {
+	a.event = BatchEvent{Consumer: a.c.name, Size: len(a.works)}
+	err := a.transact(ctx)
+	if err != nil {
+		a.event.Err = err
+	}
+	a.c.onBatch(ctx, a.event)
+	return err
+}
+
+func (a *attempt[Tx]) transact(ctx context.Context) error {
+	now := time.Now()
+	a.held = map[string]bool{}
+	for _, w := range a.works {
+		w.fate, w.start = fate{}, now
+	}
+	claims := a.plan()
+	if len(claims) == 0 && !a.anyKeyless() {
+		return nil // Everything is lost or held.
+	}
+	batch, err := a.c.store.Begin(ctx, claims, BeginOptions{
+		LockTimeout:  a.c.cfg.LockTimeout,
+		IdleTimeout:  a.c.idleTimeout(),
+		IgnoreParked: !a.park,
+	})
+	if err != nil {
+		return &batchError{stage: stageBegin, err: err}
+	}
+	a.batch, a.opened = batch, time.Now()
+	a.event.Claim = a.opened.Sub(now)
+	defer batch.Abort()
+	if err := a.work(ctx); err != nil {
+		a.event.Handlers = time.Since(a.opened)
+		return err
+	}
+	commitStart := time.Now()
+	a.event.Handlers = commitStart.Sub(a.opened)
+	// Nothing may cancel a COMMIT: its outcome would be unknown for no reason.
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	err = batch.Commit(cctx)
+	a.event.Commit = time.Since(commitStart)
+	if err != nil {
+		return &batchError{stage: stageCommit, err: err}
+	}
+	return nil
+}
+
+// plan chooses what to claim. Keys are distinct in a batch: a second message
+// with the same key and fingerprint follows the first one's fate; one with
+// another fingerprint waits for the next batch, and its lane with it.
+func (a *attempt[Tx]) plan() []Claim {
+	type id struct{ tenant, key string }
+	leaders := make(map[id]*work, len(a.works))
+	a.index = make(map[*work]int, len(a.works))
+	claims := make([]Claim, 0, len(a.works))
+	for _, w := range a.works {
+		switch {
+		case w.lost():
+			w.fate.kind = fateLost
+			continue
+		case w.keyErr != nil, a.held[w.lane()]:
+			continue
+		}
+		k := id{w.claim.Tenant, w.claim.MessageKey}
+		leader := leaders[k]
+		switch {
+		case leader == nil:
+			leaders[k] = w
+			w.claim.Attempt = w.failed + 1
+			a.index[w] = len(claims)
+			a.claimed = append(a.claimed, w)
+			claims = append(claims, w.claim)
+		case string(leader.claim.Fingerprint) == string(w.claim.Fingerprint):
+			if a.twins == nil {
+				a.twins = map[*work]*work{}
+			}
+			a.twins[w] = leader
+		default:
+			a.hold(w)
+		}
+	}
+	return claims
+}
+
+func (a *attempt[Tx]) anyKeyless() bool {
+	for _, w := range a.works {
+		if w.keyErr != nil && w.fate.kind == fateOpen && a.park {
+			return true
+		}
+	}
+	return false
+}
+
+// hold keeps the rest of w's lane from running in this attempt.
+func (a *attempt[Tx]) hold(w *work) {
+	if lane := w.lane(); lane != "" {
+		a.held[lane] = true
+	}
+}
+
+// work goes through the messages in their order, so that lanes are kept.
+func (a *attempt[Tx]) work(ctx context.Context) error {
+	// Lanes were held while planning only to keep later messages out of the
+	// claims; what has a claim may run.
+	held := a.held
+	a.held = map[string]bool{}
+	var group []*work
+	for _, w := range a.works {
+		i, planned := a.index[w]
+		switch {
+		case w.fate.kind == fateLost || a.held[w.lane()]:
+			continue
+		case w.keyErr != nil && a.park:
+			if err := a.parkNow(ctx, w, -1, &doom{ReasonInvalidKey, w.keyErr}); err != nil {
+				return err
+			}
+			continue
+		case !planned:
+			a.unplanned(w, held[w.lane()])
+			continue
+		}
+		run, err := a.entry(ctx, w, i)
+		if err != nil {
+			return err
+		}
+		if !run {
+			continue
+		}
+		a.event.Claimed++
+		if a.c.bulk {
+			group = append(group, w)
+			continue
+		}
+		if err := a.handle(ctx, []*work{w}); err != nil {
+			return err
+		}
+	}
+	if len(group) == 0 {
+		return nil
+	}
+	if err := a.handle(ctx, group); err != nil {
+		return err
+	}
+	for _, w := range a.works {
+		if leader := a.twins[w]; leader != nil && w.fate.kind == fateOpen && !a.held[w.lane()] {
+			a.follow(w, leader)
+		}
+	}
+	return nil
+}
+
+// unplanned decides about a message that has no claim of its own in this
+// attempt: a twin follows its leader, anything else waits, and its lane with it.
+func (a *attempt[Tx]) unplanned(w *work, held bool) {
+	leader := a.twins[w]
+	switch {
+	case leader != nil && a.c.bulk && leader.fate.kind == fateOpen && !a.held[leader.lane()]:
+		// The leader runs at the end, with the group.
+	case leader != nil && a.follow(w, leader):
+	case leader != nil || held:
+		a.hold(w)
+	}
+}
+
+// follow gives a twin its fate when its leader is done; it reports whether the
+// twin has one.
+func (a *attempt[Tx]) follow(w, leader *work) bool {
+	if leader.fate.kind != fateDone || (leader.fate.outcome != FirstAttempt && leader.fate.outcome != Replay) {
+		return false
+	}
+	w.fate = fate{kind: fateDone, outcome: Replay, first: leader.fate.first, value: leader.fate.value}
+	return true
+}
+
+// entry looks at the answer to one claim and reports whether the handler is to
+// run.
+func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
+	e := a.batch.Entries()[i]
+	switch e.Outcome {
+	case FirstAttempt:
+	case Conflict:
+		return false, a.conflict(ctx, w, i, e)
+	default:
+		if w.doomed != nil && w.doomed.reason == ReasonEffectsUnknown && a.park {
+			// The row may be the one that the handler committed by itself.
+			return false, a.parkNow(ctx, w, -1, w.doomed)
+		}
+		w.fate = fate{kind: fateDone, outcome: e.Outcome, first: e.Stored}
+		if e.Stored != nil {
+			w.fate.value = e.Stored.Result
+		}
+		return false, nil
+	}
+	switch {
+	case w.doomed != nil && a.park:
+		return false, a.parkNow(ctx, w, i, w.doomed)
+	case a.stopping != nil && a.stopping(), ctx.Err() != nil, a.outOfTime():
+		a.hold(w)
+		return false, nil
+	}
+	return true, nil
+}
+
+func (a *attempt[Tx]) conflict(ctx context.Context, w *work, i int, e Entry) error {
+	w.fate = fate{kind: fateDone, outcome: Conflict, first: e.Stored, value: e.Stored.Result}
+	if a.c.cfg.OnConflict != ConflictDeadLetter || !a.park {
+		return nil
+	}
+	first := w.fate
+	err := a.parkNow(ctx, w, i, &doom{ReasonConflict, ErrConflict})
+	w.fate.outcome, w.fate.first, w.fate.value = Conflict, first.first, first.value
+	return err
+}
+
+// outOfTime tells that no further handler shall be started, because the
+// transaction has been open for BatchTime; at least one has run by then.
+func (a *attempt[Tx]) outOfTime() bool {
+	return a.c.cfg.BatchTime > 0 && a.event.Claimed > 0 && time.Since(a.opened) > a.c.cfg.BatchTime
+}
+
+// handle runs the handler for a group: one message, or all of a bulk batch.
+func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
+	first := a.index[group[0]]
+	tx, err := a.batch.Start(ctx, first)
+	if err != nil {
+		return &batchError{stage: stageHandler, err: err}
+	}
+	ms := make([]*Message, len(group))
+	for i, w := range group {
+		ms[i] = w.newMessage()
+	}
+	ran := a.c.invoke(ctx, a.handlers, group, tx, ms)
+	if ran.abandoned {
+		a.batch.Abort()
+		return a.broken(group, ran, ran.err)
+	}
+	skipped, skip := skipReason(ran.err)
+	ok := ran.err == nil || skip
+	if ok {
+		if err := resultError(ms); err != nil {
+			ok, ran.err = false, Permanent(err)
+		}
+	}
+	if !ok && a.c.store.Classify(ran.err) == ClassContention {
+		// The transaction cannot go on, or only with other rows than it has
+		// seen.
+		return &batchError{stage: stageHandler, culprit: culprit(group), err: ran.err}
+	}
+	if err := a.batch.Finish(ctx, first, ok, ms[0].result); err != nil {
+		switch swallowed := ok && errors.Is(err, ErrSwallowed); {
+		case swallowed && a.c.store.Classify(err) == ClassContention:
+			return &batchError{stage: stageHandler, culprit: culprit(group), err: err}
+		case swallowed:
+			return a.failed(ctx, group, call{err: err, cause: ran.cause})
+		}
+		return a.broken(group, ran, err)
+	}
+	if !ok {
+		return a.failed(ctx, group, ran)
+	}
+	for i, w := range group {
+		if i > 0 {
+			if err := a.batch.Finish(ctx, a.index[w], true, ms[i].result); err != nil {
+				return &batchError{stage: stageHandler, err: err}
+			}
+		}
+		w.fate = fate{kind: fateDone, outcome: FirstAttempt, ran: true, value: ms[i].result, skipped: skipped}
+	}
+	return nil
+}
+
+// culprit names the message of a group of one.
+func culprit(group []*work) *work {
+	if len(group) == 1 {
+		return group[0]
+	}
+	return nil
+}
+
+// failed decides about a run that failed while the batch stays usable.
+func (a *attempt[Tx]) failed(ctx context.Context, group []*work, ran call) error {
+	for _, w := range group {
+		a.hold(w)
+	}
+	switch {
+	case ran.cause != nil && !errors.Is(ran.cause, ErrHandlerTimeout):
+		// Shutdown or a lost delivery: not a failure.
+		for _, w := range group {
+			if w.lost() {
+				w.fate = fate{kind: fateLost}
+			}
+		}
+		return nil
+	case len(group) > 1:
+		return &batchError{stage: stageHandler, err: ran.err}
+	}
+	return a.charge(ctx, group[0], withCause(ran))
+}
+
+// withCause makes a handler's context error say why its context ended.
+func withCause(ran call) error {
+	if ran.cause != nil && !errors.Is(ran.err, ran.cause) {
+		return fmt.Errorf("%w: %w", ran.cause, ran.err)
+	}
+	return ran.err
+}
+
+// charge counts a failed attempt, and parks the message after the last one.
+func (a *attempt[Tx]) charge(ctx context.Context, w *work, err error) error {
+	w.fate = fate{kind: fateFailed, err: err, ran: true}
+	if d := a.c.doomOf(w.failed+1, err); d != nil && a.park {
+		return a.parkNow(ctx, w, a.index[w], d)
+	}
+	return nil
+}
+
+// doomOf tells whether a message has failed for good.
+func (c *Consumer[Tx]) doomOf(failed int, err error) *doom {
+	switch {
+	case IsPermanent(err), errors.Is(err, ErrTxEnded):
+		return &doom{ReasonPermanent, err}
+	case c.cfg.Retry.MaxAttempts > 0 && failed >= c.cfg.Retry.MaxAttempts:
+		return &doom{ReasonAttempts, err}
+	}
+	return nil
+}
+
+// broken decides about a run after which the batch is unusable.
+func (a *attempt[Tx]) broken(group []*work, ran call, err error) error {
+	be := &batchError{stage: stageHandler, err: err}
+	w := culprit(group)
+	if w == nil {
+		return be
+	}
+	interrupted := ran.cause != nil && !errors.Is(ran.cause, ErrHandlerTimeout)
+	switch {
+	case errors.Is(err, ErrTxEnded):
+		w.fate = fate{kind: fateFailed, ran: true, err: err, reason: ReasonEffectsUnknown}
+		be.culprit = w
+	case interrupted:
+		if w.lost() {
+			w.fate = fate{kind: fateLost}
+			be.culprit = w
+		}
+	case ran.cause != nil, endedOwnContext(ran.err):
+		// Its own timeout, or a context of its own, took the connection along.
+		w.fate = fate{kind: fateFailed, ran: true, err: withCause(ran)}
+		be.culprit = w
+	}
+	return be
+}
+
+// endedOwnContext tells that a handler failed because a context ended that was
+// not the loop's.
+func endedOwnContext(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// parkNow makes w a dead letter in the open transaction; i is its claim or -1.
+func (a *attempt[Tx]) parkNow(ctx context.Context, w *work, i int, d *doom) error {
+	failed := w.failed
+	if w.fate.kind == fateFailed {
+		failed++
+	}
+	if err := a.batch.Park(ctx, i, w.parked(d.reason, failed, d.err)); err != nil {
+		return &batchError{stage: stageHandler, err: err}
+	}
+	w.fate = fate{kind: fateDone, outcome: Dead, ran: w.fate.ran, reason: d.reason, err: d.err}
+	return nil
+}
+
+// idleTimeout is how long the transaction may sit idle.
+func (c *Consumer[Tx]) idleTimeout() time.Duration {
+	if c.cfg.HandlerTimeout <= 0 {
+		return 0
+	}
+	return c.cfg.HandlerTimeout + idleMargin
+}

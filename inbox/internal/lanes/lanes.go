@@ -1,0 +1,282 @@
+// Package lanes keeps received items until they are done, and hands them to
+// workers so that items of one lane are worked on one at a time and in order.
+package lanes
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Limits bound what a Queue holds, waiting or taken. Zero: no bound.
+type Limits struct {
+	Items int
+	Bytes int64
+}
+
+// Queue holds items in lanes. A lane is ready when it has items, none of them
+// is taken, and it does not wait out a delay. All methods may be called
+// concurrently.
+type Queue[T any] struct {
+	limits  Limits
+	workers int
+	lost    func(T) bool
+
+	mu      sync.Mutex
+	changed *sync.Cond // ready, held, bytes or closed changed
+	lanes   map[string]*lane[T]
+	ready   []*lane[T] // in the order in which they became ready
+	delayed map[*lane[T]]struct{}
+	waiting int // items in ready lanes
+	held    int
+	bytes   int64
+	closed  bool
+}
+
+type lane[T any] struct {
+	name  string
+	items []*Item[T] // not taken
+	busy  bool
+	timer *time.Timer // set while the lane waits out a delay
+}
+
+// Item is a value in the queue. What is to become of a taken item is said by
+// Keep and Delay before it is given to Finish.
+type Item[T any] struct {
+	Value T
+
+	// Keep puts the item back at the front of its lane.
+	Keep bool
+	// Delay is how long its lane waits before the item is handed out again.
+	Delay time.Duration
+
+	lane *lane[T]
+	size int64
+}
+
+// New returns an empty queue for a number of workers. lost tells that an item
+// need not wait out its lane's delay, because it is going to be dropped.
+func New[T any](workers int, limits Limits, lost func(T) bool) *Queue[T] {
+	q := &Queue[T]{limits: limits, workers: max(workers, 1), lost: lost,
+		lanes: map[string]*lane[T]{}, delayed: map[*lane[T]]struct{}{}}
+	q.changed = sync.NewCond(&q.mu)
+	return q
+}
+
+// Put appends v to a lane; "" is a lane of its own. It does not block: callers
+// ask Room first. After Close it reports false and takes nothing.
+func (q *Queue[T]) Put(name string, v T, size int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return false
+	}
+	l := q.lanes[name]
+	if l == nil || name == "" {
+		l = &lane[T]{name: name}
+		if name != "" {
+			q.lanes[name] = l
+		}
+	}
+	l.items = append(l.items, &Item[T]{Value: v, lane: l, size: int64(size)})
+	q.held++
+	q.bytes += int64(size)
+	switch {
+	case l.busy:
+	case l.timer != nil:
+		if q.lost(l.items[0].Value) {
+			q.wake(l)
+		}
+	case len(l.items) == 1:
+		q.setReady(l)
+	default:
+		q.waiting++
+	}
+	q.changed.Broadcast()
+	return true
+}
+
+// Room waits until there is room and returns for how many items. It returns
+// false when ctx ended or the queue is closed.
+func (q *Queue[T]) Room(ctx context.Context) (int, bool) {
+	defer context.AfterFunc(ctx, q.broadcast)()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		if ctx.Err() != nil || q.closed {
+			return 0, false
+		}
+		const unbounded = 1 << 20
+		room := unbounded
+		if q.limits.Items > 0 {
+			room = q.limits.Items - q.held
+		}
+		if q.limits.Bytes > 0 && q.bytes >= q.limits.Bytes {
+			room = 0
+		}
+		if room > 0 {
+			return room, true
+		}
+		q.changed.Wait()
+	}
+}
+
+// Take waits for ready lanes and takes items from their fronts: at most limit,
+// and no more than this worker's share of what is ready, so that one worker
+// does not take what others could work on now. It returns nil when ctx ended or
+// the queue is closed. The items must be given back with Finish.
+func (q *Queue[T]) Take(ctx context.Context, limit int) []*Item[T] {
+	defer context.AfterFunc(ctx, q.broadcast)()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(q.ready) == 0 {
+		if ctx.Err() != nil || q.closed {
+			return nil
+		}
+		q.changed.Wait()
+	}
+	if ctx.Err() != nil || q.closed {
+		return nil
+	}
+	share := (q.waiting + q.workers - 1) / q.workers
+	limit = max(1, min(limit, share))
+	taken := make([]*Item[T], 0, limit)
+	for len(taken) < limit && len(q.ready) > 0 {
+		l := q.ready[0]
+		q.ready = q.ready[1:]
+		q.waiting -= len(l.items)
+		n := min(limit-len(taken), len(l.items))
+		taken = append(taken, l.items[:n]...)
+		l.items = append([]*Item[T](nil), l.items[n:]...)
+		l.busy = true
+	}
+	return taken
+}
+
+// Finish gives taken items back: those with Keep to the front of their lanes,
+// the others are gone. All items of a lane that one Take returned must come in
+// one Finish, in their order; then the lane is free.
+func (q *Queue[T]) Finish(items []*Item[T]) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for len(items) > 0 {
+		l := items[0].lane
+		n := 1
+		for n < len(items) && items[n].lane == l {
+			n++
+		}
+		q.finishLane(l, items[:n])
+		items = items[n:]
+	}
+	q.changed.Broadcast()
+}
+
+func (q *Queue[T]) finishLane(l *lane[T], items []*Item[T]) {
+	var kept []*Item[T]
+	for _, it := range items {
+		if it.Keep && !q.closed {
+			kept = append(kept, it)
+			continue
+		}
+		q.held--
+		q.bytes -= it.size
+	}
+	l.busy = false
+	l.items = append(kept, l.items...)
+	if q.closed {
+		return
+	}
+	if len(kept) == 0 || kept[0].Delay <= 0 {
+		for _, it := range kept {
+			it.Keep, it.Delay = false, 0
+		}
+		q.setReady(l)
+		return
+	}
+	delay := kept[0].Delay
+	for _, it := range kept {
+		it.Keep, it.Delay = false, 0
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(delay, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if l.timer == timer {
+			q.wake(l)
+		}
+	})
+	l.timer = timer
+	q.delayed[l] = struct{}{}
+}
+
+// wake ends a lane's delay.
+func (q *Queue[T]) wake(l *lane[T]) {
+	l.timer.Stop()
+	l.timer = nil
+	delete(q.delayed, l)
+	if !q.closed {
+		q.setReady(l)
+		q.changed.Broadcast()
+	}
+}
+
+// setReady makes a free lane ready, or forgets it when it is empty.
+func (q *Queue[T]) setReady(l *lane[T]) {
+	if len(l.items) == 0 {
+		if l.name != "" {
+			delete(q.lanes, l.name)
+		}
+		return
+	}
+	q.ready = append(q.ready, l)
+	q.waiting += len(l.items)
+}
+
+// Close ends the queue and returns the items that are not taken. Take and Room
+// return from then on, and Finish keeps nothing. A second Close returns nil.
+func (q *Queue[T]) Close() []T {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return nil
+	}
+	q.closed = true
+	var rest []T
+	collect := func(l *lane[T]) {
+		for _, it := range l.items {
+			rest = append(rest, it.Value)
+			q.held--
+			q.bytes -= it.size
+		}
+		l.items = nil
+	}
+	for l := range q.delayed {
+		l.timer.Stop()
+		l.timer = nil
+		collect(l)
+	}
+	for _, l := range q.ready {
+		collect(l)
+	}
+	for _, l := range q.lanes {
+		collect(l)
+	}
+	q.ready, q.waiting = nil, 0
+	clear(q.lanes)
+	clear(q.delayed)
+	q.changed.Broadcast()
+	return rest
+}
+
+// Held returns how many items and bytes the queue holds, taken ones included.
+func (q *Queue[T]) Held() (int, int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.held, q.bytes
+}
+
+func (q *Queue[T]) broadcast() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.changed.Broadcast()
+}

@@ -1,0 +1,206 @@
+package lanes_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ackafter/ackafter/inbox/internal/lanes"
+)
+
+func never(string) bool { return false }
+
+func values(items []*lanes.Item[string]) string {
+	s := ""
+	for _, it := range items {
+		s += it.Value + " "
+	}
+	return s
+}
+
+func TestOrderWithinLane(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := lanes.New(1, lanes.Limits{}, never)
+		for _, v := range []string{"a1", "a2", "b1", "a3"} {
+			q.Put(v[:1], v, 1)
+		}
+		got := q.Take(t.Context(), 2)
+		if values(got) != "a1 a2 " {
+			t.Fatalf("took %q", values(got))
+		}
+		q.Put("a", "a4", 1)
+		other := q.Take(t.Context(), 10)
+		if values(other) != "b1 " {
+			t.Fatalf("a busy lane must not be handed out: took %q", values(other))
+		}
+		got[1].Keep, got[1].Delay = true, time.Second
+		q.Finish(got)
+		q.Finish(other)
+		start := time.Now()
+		got = q.Take(t.Context(), 10)
+		if values(got) != "a2 a3 a4 " || time.Since(start) != time.Second {
+			t.Fatalf("after %v took %q, want a2 a3 a4 after its delay", time.Since(start), values(got))
+		}
+		q.Finish(got)
+		if n, b := q.Held(); n != 0 || b != 0 {
+			t.Errorf("holds %d items, %d bytes after everything is done", n, b)
+		}
+	})
+}
+
+func TestNoLaneIsItsOwn(t *testing.T) {
+	t.Parallel()
+	q := lanes.New(2, lanes.Limits{}, never)
+	q.Put("", "x", 1)
+	q.Put("", "y", 1)
+	x, y := q.Take(t.Context(), 9), q.Take(t.Context(), 9)
+	if values(x) != "x " || values(y) != "y " {
+		t.Errorf("two workers took %q and %q: each should get its share", values(x), values(y))
+	}
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := lanes.New(1, lanes.Limits{Items: 2, Bytes: 10}, never)
+		if n, ok := q.Room(t.Context()); n != 2 || !ok {
+			t.Fatalf("Room = %d, %v", n, ok)
+		}
+		q.Put("", "big", 100)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if _, ok := q.Room(ctx); ok {
+			t.Fatal("there is room beyond the bound on bytes")
+		}
+		items := q.Take(t.Context(), 1)
+		go func() {
+			time.Sleep(time.Hour)
+			q.Finish(items)
+		}()
+		if n, ok := q.Room(t.Context()); n != 2 || !ok {
+			t.Fatalf("Room = %d, %v after everything is done", n, ok)
+		}
+	})
+}
+
+func TestLostEndsDelay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		lost := false
+		q := lanes.New(1, lanes.Limits{}, func(string) bool { return lost })
+		q.Put("a", "old", 1)
+		items := q.Take(t.Context(), 1)
+		items[0].Keep, items[0].Delay = true, time.Hour
+		q.Finish(items)
+		lost = true
+		start := time.Now()
+		q.Put("a", "new", 1)
+		if got := values(q.Take(t.Context(), 9)); got != "old new " || time.Since(start) != 0 {
+			t.Errorf("took %q after %v", got, time.Since(start))
+		}
+	})
+}
+
+func TestCloseReturnsTheRest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := lanes.New(1, lanes.Limits{}, never)
+		for _, lane := range []string{"a", "", "b", ""} {
+			q.Put(lane, "v"+lane, 1)
+		}
+		taken := q.Take(t.Context(), 1)
+		delayed := q.Take(t.Context(), 1)
+		delayed[0].Keep, delayed[0].Delay = true, time.Hour
+		q.Finish(delayed)
+		if rest := q.Close(); len(rest) != 3 {
+			t.Errorf("Close returned %d items, want the 3 that are not taken", len(rest))
+		}
+		taken[0].Keep = true
+		q.Finish(taken)
+		if n, b := q.Held(); n != 0 || b != 0 {
+			t.Errorf("holds %d items, %d bytes at the end", n, b)
+		}
+		if q.Put("a", "late", 1) || q.Take(t.Context(), 1) != nil || q.Close() != nil {
+			t.Error("a closed queue must take and give nothing")
+		}
+		if _, ok := q.Room(t.Context()); ok {
+			t.Error("a closed queue has room")
+		}
+	})
+}
+
+// Many workers: every item is handed out until it is done, each lane strictly
+// in order and never to two workers at once.
+func TestManyWorkers(t *testing.T) {
+	t.Parallel()
+	const workers, laneCount, perLane = 8, 20, 50
+	q := lanes.New(workers, lanes.Limits{Items: 100}, never)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var mu sync.Mutex
+	next, busy, done := map[string]int{}, map[string]bool{}, 0
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for {
+				items := q.Take(ctx, 7)
+				if items == nil {
+					return
+				}
+				mu.Lock()
+				mine := map[string]bool{}
+				for _, it := range items {
+					lane := it.Value[:2]
+					if busy[lane] && !mine[lane] {
+						t.Errorf("lane %s is handed to two workers", lane)
+					}
+					busy[lane], mine[lane] = true, true
+				}
+				mu.Unlock()
+				mu.Lock()
+				held := map[string]bool{}
+				for _, it := range items {
+					lane, n := it.Value[:2], it.Value[3:]
+					if held[lane] || rand.IntN(10) == 0 {
+						it.Keep, it.Delay, held[lane] = true, time.Duration(rand.IntN(2))*time.Millisecond, true
+						continue
+					}
+					if n != fmt.Sprintf("%03d", next[lane]) {
+						t.Errorf("lane %s: got %s, want %03d", lane, n, next[lane])
+					}
+					next[lane]++
+					done++
+				}
+				for _, it := range items {
+					busy[it.Value[:2]] = false
+				}
+				finished := done == laneCount*perLane
+				mu.Unlock()
+				q.Finish(items)
+				if finished {
+					q.Close()
+				}
+			}
+		})
+	}
+	for n := range perLane {
+		for l := range laneCount {
+			if _, ok := q.Room(ctx); !ok {
+				t.Fatal("no room in time")
+			}
+			q.Put(fmt.Sprintf("%02d", l), fmt.Sprintf("%02d/%03d", l, n), 10)
+		}
+	}
+	wg.Wait()
+	if done != laneCount*perLane {
+		t.Errorf("%d done, want %d", done, laneCount*perLane)
+	}
+	if n, b := q.Held(); n != 0 || b != 0 {
+		t.Errorf("holds %d items, %d bytes", n, b)
+	}
+}

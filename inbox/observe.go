@@ -1,0 +1,120 @@
+package inbox
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// observe writes the line of a message that is done with and tells the hooks.
+func (c *Consumer[Tx]) observe(ctx context.Context, w *work) {
+	e := OutcomeEvent{
+		Consumer:   c.name,
+		Tenant:     w.claim.Tenant,
+		MessageKey: w.claim.MessageKey,
+		Message:    w.message,
+		Outcome:    w.fate.outcome,
+		Duration:   time.Since(w.start),
+		TraceID:    w.claim.TraceID,
+		Reason:     w.fate.reason,
+		Err:        w.fate.err,
+	}
+	if w.fate.ran {
+		e.Attempt = w.failed + 1
+	} else if w.fate.outcome == Dead {
+		e.Attempt = w.failed
+	}
+	level := slog.LevelInfo
+	switch e.Outcome {
+	case Conflict:
+		level = slog.LevelWarn
+	case Dead:
+		level = slog.LevelError
+	}
+	attrs := append(c.attrs(w),
+		slog.String("outcome", string(e.Outcome)),
+		slog.Int("attempt", e.Attempt),
+		slog.Duration("duration", e.Duration))
+	if w.fate.skipped != "" {
+		attrs = append(attrs, slog.String("skipped", w.fate.skipped))
+	}
+	if e.Reason != "" {
+		attrs = append(attrs, slog.String("reason", string(e.Reason)), slog.Any("error", e.Err))
+	}
+	if w.fate.first != nil {
+		attrs = append(attrs, slog.Time("first_handled", w.fate.first.ProcessedAt))
+	}
+	c.cfg.Logger.LogAttrs(ctx, level, "inbox: message", attrs...)
+	for _, h := range c.cfg.Hooks {
+		if h, ok := h.(OnOutcome); ok {
+			h.OnOutcome(hookCtx(ctx), e)
+		}
+	}
+}
+
+// attrs name a message in a log line.
+func (c *Consumer[Tx]) attrs(w *work) []slog.Attr {
+	attrs := make([]slog.Attr, 0, 12)
+	attrs = append(attrs,
+		slog.String("consumer", c.name),
+		slog.String("key", w.claim.MessageKey),
+		slog.String("message_id", w.message.ID),
+		slog.String("source", w.message.Source))
+	if w.message.Position.Known {
+		attrs = append(attrs, slog.Int64("position", w.message.Position.Offset))
+	}
+	if w.claim.Tenant != "" {
+		attrs = append(attrs, slog.String("tenant", w.claim.Tenant))
+	}
+	if w.claim.TraceID != "" {
+		attrs = append(attrs, slog.String("trace_id", w.claim.TraceID))
+	}
+	return attrs
+}
+
+func (c *Consumer[Tx]) onRetry(ctx context.Context, w *work, counted bool, delay time.Duration, err error) {
+	attempt := w.failed
+	if !counted {
+		attempt++
+	}
+	c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "inbox: attempt failed", append(c.attrs(w),
+		slog.Int("attempt", attempt),
+		slog.Bool("counted", counted),
+		slog.Duration("retry_in", delay),
+		slog.Any("error", err))...)
+	e := RetryEvent{
+		Consumer: c.name, Tenant: w.claim.Tenant, MessageKey: w.claim.MessageKey, Message: w.message,
+		Attempt: attempt, Delay: delay, Counted: counted, Err: err,
+	}
+	for _, h := range c.cfg.Hooks {
+		if h, ok := h.(OnRetry); ok {
+			h.OnRetry(hookCtx(ctx), e)
+		}
+	}
+}
+
+func (c *Consumer[Tx]) onStaleAck(ctx context.Context, w *work) {
+	c.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "inbox: ack dropped: the delivery is lost, the message comes again", c.attrs(w)...)
+	for _, h := range c.cfg.Hooks {
+		if h, ok := h.(OnStaleAck); ok {
+			h.OnStaleAck(hookCtx(ctx), StaleAckEvent{Consumer: c.name, Message: w.message})
+		}
+	}
+}
+
+func (c *Consumer[Tx]) onPause(ctx context.Context, e PauseEvent) {
+	e.Consumer = c.name
+	for _, h := range c.cfg.Hooks {
+		if h, ok := h.(OnPause); ok {
+			h.OnPause(hookCtx(ctx), e)
+		}
+	}
+}
+
+func (c *Consumer[Tx]) onBatch(ctx context.Context, e BatchEvent) {
+	for _, h := range c.cfg.Hooks {
+		if h, ok := h.(OnBatch); ok {
+			h.OnBatch(hookCtx(ctx), e)
+		}
+	}
+}
