@@ -68,6 +68,11 @@ type Queue struct {
 	// Required, unless Harness.Without has Crash.
 	Crash func(ctx context.Context, source broker.Source) error
 
+	// Cut makes the broker unreachable for the sources of this queue, new and old
+	// ones (a proxy in front of it), until the returned function is called.
+	// Publish is not called meanwhile. Required, unless Harness.Without has Cut.
+	Cut func(ctx context.Context) (restore func() error, err error)
+
 	// Committed returns, for each Message.Source, the offset from which the
 	// broker would deliver to a new source: all below it is done. Sources
 	// without a commit are left out. Required, unless Harness.Without has
@@ -121,13 +126,15 @@ const (
 	Lose Feature = "lose hook"
 	// Crash: Queue.Crash is there.
 	Crash Feature = "crash hook"
+	// Cut: Queue.Cut is there.
+	Cut Feature = "cut hook"
 	// Committed: Queue.Committed is there.
 	Committed Feature = "committed hook"
 )
 
 var features = []Feature{
 	Lanes, NackDelay, Competing, SelectiveAck, IdleMembership, Attempts, Positions, Keys, NilKey, Headers, BinaryHeaders,
-	RepeatedHeaders, BinaryBody, EmptyBody, NilBody, Times, Lose, Crash, Committed,
+	RepeatedHeaders, BinaryBody, EmptyBody, NilBody, Times, Lose, Crash, Cut, Committed,
 }
 
 // Timing says how patient the suite is. Zero means the default; negative values
@@ -230,6 +237,7 @@ func (h Harness) checkQueue(q Queue) error {
 		{"Publish", q.Publish == nil, ""},
 		{"Lose", q.Lose == nil, Lose},
 		{"Crash", q.Crash == nil, Crash},
+		{"Cut", q.Cut == nil, Cut},
 		{"Committed", q.Committed == nil, Committed},
 	} {
 		switch {

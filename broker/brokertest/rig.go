@@ -46,16 +46,16 @@ func (r *rig) open() broker.Source {
 	defer cancel()
 	source, err := r.queue.Open(ctx)
 	if err != nil {
-		r.Fatalf("open a source: %v", err)
+		r.Fatalf("Queue.Open: %v", err)
 	}
 	if source == nil {
-		r.Fatalf("open a source: got nil and no error")
+		r.Fatalf("Queue.Open returned nil and no error")
 	}
 	r.Cleanup(func() {
 		// The test's own context has ended by now.
 		ctx, cancel := context.WithTimeout(context.Background(), r.timing.Wait)
 		defer cancel()
-		_ = source.Close(ctx) // rules about Close look at its error themselves
+		bounded(r, ctx, "Close", func() error { return source.Close(ctx) }) // rules about Close look at its error themselves
 	})
 	return source
 }
@@ -66,7 +66,7 @@ func (r *rig) publish(messages ...*broker.Message) {
 	ctx, cancel := r.context()
 	defer cancel()
 	if err := r.queue.Publish(ctx, messages...); err != nil {
-		r.Fatalf("publish: %v", err)
+		r.Fatalf("Queue.Publish: %v", err)
 	}
 }
 
@@ -111,15 +111,31 @@ func deliveredBodies(deliveries []*broker.Delivery) []string {
 	return names
 }
 
+// received is what a call of Receive returned.
+type received struct {
+	deliveries []*broker.Delivery
+	err        error
+}
+
 // receiveOnce calls Receive once and checks what holds for every call.
 func (r *rig) receiveOnce(ctx context.Context, source broker.Source, limit int) ([]*broker.Delivery, error) {
 	r.Helper()
-	deliveries, err := source.Receive(ctx, limit)
-	if err != nil {
+	got := bounded(r, ctx, "Receive", func() received {
+		deliveries, err := source.Receive(ctx, limit)
+		return received{deliveries, err}
+	})
+	return r.checkReceived(got, limit)
+}
+
+// checkReceived checks what holds for every call of Receive.
+func (r *rig) checkReceived(got received, limit int) ([]*broker.Delivery, error) {
+	r.Helper()
+	deliveries := got.deliveries
+	if got.err != nil {
 		if len(deliveries) > 0 {
-			r.Errorf("Receive returned %d deliveries together with the error %v", len(deliveries), err)
+			r.Errorf("Receive returned %d deliveries together with the error %v, want none: they would be lost", len(deliveries), got.err)
 		}
-		return nil, err
+		return nil, got.err
 	}
 	if len(deliveries) < 1 || len(deliveries) > limit {
 		r.Errorf("Receive(limit %d) returned %d deliveries, want 1..%d", limit, len(deliveries), limit)
@@ -209,7 +225,7 @@ func (r *rig) ack(deliveries ...*broker.Delivery) {
 	ctx, cancel := r.context()
 	defer cancel()
 	for _, d := range deliveries {
-		if err := d.Ack(ctx); err != nil {
+		if err := bounded(r, ctx, "Ack", func() error { return d.Ack(ctx) }); err != nil {
 			r.Fatalf("ack %s: %v", body(d), err)
 		}
 	}
@@ -220,7 +236,7 @@ func (r *rig) nack(delay time.Duration, deliveries ...*broker.Delivery) {
 	ctx, cancel := r.context()
 	defer cancel()
 	for _, d := range deliveries {
-		if err := d.Nack(ctx, delay); err != nil {
+		if err := bounded(r, ctx, "Nack", func() error { return d.Nack(ctx, delay) }); err != nil {
 			r.Fatalf("nack %s: %v", body(d), err)
 		}
 	}
@@ -230,7 +246,7 @@ func (r *rig) close(source broker.Source) {
 	r.Helper()
 	ctx, cancel := r.context()
 	defer cancel()
-	if err := source.Close(ctx); err != nil {
+	if err := bounded(r, ctx, "Close", func() error { return source.Close(ctx) }); err != nil {
 		r.Fatalf("close: %v", err)
 	}
 }
@@ -269,33 +285,47 @@ func (r *rig) lost(deliveries ...*broker.Delivery) {
 	}
 }
 
-// refuse checks that settling returns the error and is over at once.
+// refuse checks that settling returns the error.
 func (r *rig) refuse(d *broker.Delivery, want error) {
 	r.Helper()
 	ctx, cancel := r.context()
 	defer cancel()
-	if err := d.Ack(ctx); !errors.Is(err, want) {
+	if err := bounded(r, ctx, "Ack", func() error { return d.Ack(ctx) }); !errors.Is(err, want) {
 		r.Errorf("ack %s: got the error %v, want %v", body(d), err, want)
 	}
 }
 
-// within runs f in a goroutine and tells whether it returned in time. f must
-// not end the rule (Fatalf).
-func (r *rig) within(limit time.Duration, what string, f func()) bool {
+// start runs f in a goroutine. f must not end the rule (Fatalf).
+func start[T any](f func() T) <-chan T {
+	result := make(chan T, 1)
+	go func() { result <- f() }()
+	return result
+}
+
+// await waits for the result of start and ends the rule when it takes too
+// long, so that a source that hangs cannot hang the suite.
+func await[T any](r *rig, result <-chan T, limit time.Duration, what string) T {
 	r.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
-	case <-done:
-		return true
+	case v := <-result:
+		return v
 	case <-timer.C:
-		r.Errorf("%s has not returned after %v", what, limit)
-		return false
+		r.Fatalf("%s has not returned after %v", what, limit)
+		panic("unreachable: Fatalf does not return")
+	}
+}
+
+// bounded calls f, which must return when ctx ends.
+func bounded[T any](r *rig, ctx context.Context, what string, f func() T) T {
+	r.Helper()
+	result := start(f)
+	select {
+	case v := <-result:
+		return v
+	case <-ctx.Done():
+		return await(r, result, r.timing.Prompt, what+", whose ctx has ended,")
 	}
 }
 

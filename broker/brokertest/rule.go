@@ -33,6 +33,7 @@ var rules = []rule{
 	{"21-ack-after-loss", []Feature{Lose}, ackAfterLoss},
 	{"22-crash-comes-again", []Feature{Crash}, crashComesAgain},
 	{"23-idle-keeps-deliveries", []Feature{IdleMembership}, idleKeepsDeliveries},
+	{"24-cut-is-survived", []Feature{Cut}, cutIsSurvived},
 
 	{"30-receive-after-close", nil, receiveAfterClose},
 	{"31-close-while-receiving", nil, closeWhileReceiving},
@@ -41,11 +42,13 @@ var rules = []rule{
 	{"34-close-flushes-acks", nil, closeFlushesAcks},
 	{"35-close-gives-back", nil, closeGivesBack},
 	{"36-close-ends-goroutines", nil, closeEndsGoroutines},
+	{"37-close-is-bounded-when-cut", []Feature{Cut}, closeIsBoundedWhenCut},
 
 	{"40-lane-order", []Feature{Lanes}, laneOrder},
 	{"41-lane-order-after-nack", []Feature{Lanes}, laneOrderAfterNack},
 	{"42-lane-order-after-close", []Feature{Lanes}, laneOrderAfterClose},
 	{"43-lane-order-after-loss", []Feature{Lanes, Lose}, laneOrderAfterLoss},
+	{"44-lane-waits-for-delayed-nack", []Feature{Lanes, NackDelay}, laneWaitsForDelayedNack},
 
 	{"50-body", nil, bodySurvives},
 	{"51-nil-body", []Feature{NilBody, EmptyBody}, nilBodySurvives},
@@ -56,6 +59,7 @@ var rules = []rule{
 	{"56-time", []Feature{Times}, timeSurvives},
 	{"57-positions", []Feature{Positions}, positionsGrow},
 	{"58-attempts", []Feature{Attempts}, attemptsCount},
+	{"59-messages-stay", nil, messagesStay},
 
 	{"60-sources-compete", []Feature{Competing}, sourcesCompete},
 	{"61-lane-has-one-source", []Feature{Competing, Lanes}, laneHasOneSource},

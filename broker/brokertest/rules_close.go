@@ -3,7 +3,6 @@ package brokertest
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/ackafter/ackafter/broker"
 )
@@ -15,13 +14,11 @@ func receiveAfterClose(r *rig) {
 	r.receive(source, "m0", "m1", "m2")
 	r.close(source)
 	for range 2 {
-		r.within(r.timing.Prompt, "Receive after Close", func() {
-			ctx, cancel := r.context()
-			defer cancel()
-			if _, err := source.Receive(ctx, 1); !errors.Is(err, broker.ErrClosed) {
-				r.Errorf("Receive after Close: got the error %v, want %v", err, broker.ErrClosed)
-			}
-		})
+		ctx, cancel := context.WithTimeout(r.Context(), r.timing.Prompt)
+		if _, err := r.receiveOnce(ctx, source, 1); !errors.Is(err, broker.ErrClosed) {
+			r.Errorf("Receive after Close: got the error %v, want %v", err, broker.ErrClosed)
+		}
+		cancel()
 	}
 }
 
@@ -34,22 +31,11 @@ func closeWhileReceiving(r *rig) {
 
 	ctx, cancel := r.context()
 	defer cancel()
-	returned := make(chan error, 1)
-	go func() {
-		_, err := source.Receive(ctx, 1)
-		returned <- err
-	}()
-	select {
-	case err := <-returned:
-		r.Fatalf("Receive returned %v, want it to block: there is nothing", err)
-	case <-time.After(r.timing.Quiet):
-	}
+	returned := r.receiveNothing(ctx, source)
 	r.close(source)
-	r.within(r.timing.Prompt, "Receive on a source that was closed", func() {
-		if err := <-returned; !errors.Is(err, broker.ErrClosed) {
-			r.Errorf("Receive on a source that was closed: got the error %v, want %v", err, broker.ErrClosed)
-		}
-	})
+	if err := await(r, returned, r.timing.Prompt, "Receive on a source that was closed"); !errors.Is(err, broker.ErrClosed) {
+		r.Errorf("Receive on a source that was closed: got the error %v, want %v", err, broker.ErrClosed)
+	}
 }
 
 // Rule 32: a second Close returns nil, and so does the Close of a source that
@@ -76,12 +62,8 @@ func closeIsBounded(r *rig) {
 
 	ctx, cancel := context.WithCancel(r.Context())
 	cancel()
-	if !r.within(r.timing.Prompt, "Close with a ctx that has ended", func() {
-		if err := source.Close(ctx); err != nil {
-			r.Logf("Close with a ctx that has ended: %v", err) // allowed
-		}
-	}) {
-		return
+	if err := bounded(r, ctx, "Close", func() error { return source.Close(ctx) }); err != nil {
+		r.Logf("Close with a ctx that has ended: %v", err) // allowed: it may not have reached the broker
 	}
 	r.lost(got...)
 	next := r.open()
@@ -121,4 +103,22 @@ func closeGivesBack(r *rig) {
 	next := r.open()
 	r.ack(r.receive(next, bodies(messages)...)...)
 	r.quiet(next, "all messages are acked")
+}
+
+// Rule 37: Close returns when its ctx ends though the broker cannot be reached.
+func closeIsBoundedWhenCut(r *rig) {
+	messages := spread(3)
+	r.publish(messages...)
+	source := r.open()
+	got := r.receive(source, bodies(messages)...)
+	restore := r.cut()
+	ctx, cancel := context.WithTimeout(r.Context(), r.timing.Quiet)
+	defer cancel()
+	if err := bounded(r, ctx, "Close", func() error { return source.Close(ctx) }); err != nil {
+		r.Logf("Close while the broker cannot be reached: %v", err) // allowed
+	}
+	r.lost(got...)
+	restore()
+	next := r.open()
+	r.ack(r.receiveAtLeast(next, bodies(messages)...)...)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/ackafter/ackafter/broker"
 )
@@ -12,28 +13,41 @@ import (
 // crew is several sources that work on one queue at once.
 type crew struct {
 	*rig
-	mu      sync.Mutex
-	holding map[string]*broker.Delivery // the last delivery of a key that is not settled, by key
-	holder  map[string]int
-	acked   map[string]int // by body
-	all     chan struct{}  // closed when want bodies are acked
-	want    int
+	want int           // so many messages have to be acked
+	all  chan struct{} // closed when they are
+
+	mu     sync.Mutex
+	acked  map[string]bool // by body
+	out    map[string]held // the last delivery of each lane
+	faults []string        // reported by the rule's own goroutine
 }
 
-// work receives and acks on a source until ctx ends.
+// held is a delivery and the source that it came from.
+type held struct {
+	*broker.Delivery
+	member int
+}
+
+func (c *crew) faultf(format string, args ...any) {
+	c.faults = append(c.faults, fmt.Sprintf(format, args...))
+}
+
+// work receives, holds and acks on a source until ctx ends.
 func (c *crew) work(ctx context.Context, member int, source broker.Source) {
 	for {
 		deliveries, err := source.Receive(ctx, 2)
-		if errors.Is(err, context.Canceled) {
-			return
-		}
 		if err != nil {
-			c.Errorf("source %d: receive: %v", member, err)
+			if !errors.Is(err, context.Canceled) {
+				c.mu.Lock()
+				c.faultf("source %d: receive: %v", member, err)
+				c.mu.Unlock()
+			}
 			return
 		}
 		for _, d := range deliveries {
 			c.take(member, d)
 		}
+		time.Sleep(c.timing.Quiet / 50) // the others get the chance to receive something wrong
 		for _, d := range deliveries {
 			c.done(ctx, member, d)
 		}
@@ -43,92 +57,85 @@ func (c *crew) work(ctx context.Context, member int, source broker.Source) {
 func (c *crew) take(member int, d *broker.Delivery) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.acked[body(d)] > 0 {
-		c.Errorf("%s was acked and came again", body(d))
+	if c.acked[body(d)] {
+		c.faultf("%s was acked and came again", body(d))
 	}
-	other := c.holding[d.Lane]
-	if d.Lane != "" && other != nil && c.holder[d.Lane] != member && !other.Settled() && other.Context().Err() == nil {
-		c.Errorf("the lane %q is with two sources at once: %s and %s", d.Lane, body(other), body(d))
+	if d.Lane == "" {
+		return
 	}
-	c.holding[d.Lane], c.holder[d.Lane] = d, member
+	other, ok := c.out[d.Lane]
+	if ok && other.member != member && !other.Settled() && other.Context().Err() == nil {
+		c.faultf("the lane %q is with two sources at once: %s and %s", d.Lane, body(other.Delivery), body(d))
+	}
+	c.out[d.Lane] = held{d, member}
 }
 
 func (c *crew) done(ctx context.Context, member int, d *broker.Delivery) {
 	err := d.Ack(context.WithoutCancel(ctx))
-	if errors.Is(err, broker.ErrLost) {
-		return // it comes again: the sources are still sharing out the work
-	}
-	if err != nil {
-		c.Errorf("source %d: ack %s: %v", member, body(d), err)
-		return
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.acked[body(d)]++
-	if len(c.acked) == c.want {
-		select {
-		case <-c.all:
-		default:
-			close(c.all)
-		}
+	switch {
+	case errors.Is(err, broker.ErrLost):
+		return // it comes again: the sources are still sharing out the work
+	case err != nil:
+		c.faultf("source %d: ack %s: %v", member, body(d), err)
+		return
+	case c.acked[body(d)]:
+		return
 	}
-}
-
-func newCrew(r *rig, want int) *crew {
-	return &crew{
-		rig: r, holding: make(map[string]*broker.Delivery), holder: make(map[string]int),
-		acked: make(map[string]int), all: make(chan struct{}), want: want,
+	c.acked[body(d)] = true
+	if len(c.acked) == c.want {
+		close(c.all)
 	}
 }
 
 // share lets two sources work on the messages until all are acked.
-func (c *crew) share(messages []*broker.Message) {
-	c.Helper()
-	sources := []broker.Source{c.open(), c.open()}
-	ctx, cancel := context.WithCancel(c.Context())
-	var workers sync.WaitGroup
-	defer workers.Wait()
+func share(r *rig, messages []*broker.Message) {
+	r.Helper()
+	c := &crew{rig: r, want: len(messages), all: make(chan struct{}), acked: make(map[string]bool), out: make(map[string]held)}
+	sources := []broker.Source{r.open(), r.open()}
+	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
+	var workers sync.WaitGroup
 	for i, source := range sources {
 		workers.Go(func() { c.work(ctx, i, source) })
 	}
-	c.publish(messages...)
-	c.await()
-	cancel()
-	workers.Wait()
-	for _, source := range sources {
-		c.close(source)
-	}
-	c.quiet(c.open(), "all messages are acked")
-}
-
-func (c *crew) await() {
-	c.Helper()
-	ctx, cancel := c.context()
-	defer cancel()
+	r.publish(messages...)
+	timer := time.NewTimer(r.timing.Wait)
+	defer timer.Stop()
 	select {
 	case <-c.all:
-	case <-ctx.Done():
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.Errorf("only %d of %d messages were acked within %v", len(c.acked), c.want, c.timing.Wait)
+	case <-timer.C:
 	}
+	cancel()
+	await(r, start(func() bool { workers.Wait(); return true }), r.timing.Prompt, "Receive or Ack, whose ctx has ended,")
+
+	for _, fault := range c.faults {
+		r.Errorf("%s", fault)
+	}
+	if len(c.acked) < c.want {
+		r.Fatalf("only %d of %d messages were acked within %v", len(c.acked), c.want, r.timing.Wait)
+	}
+	for _, source := range sources {
+		r.close(source)
+	}
+	r.quiet(r.open(), "all messages are acked")
 }
 
 // Rule 60: several sources share the messages; none is lost, and none comes
 // again that was acked.
 func sourcesCompete(r *rig) {
 	messages := spread(40)
-	newCrew(r, len(messages)).share(messages)
+	share(r, messages)
 }
 
 // Rule 61: a lane is with one source at a time.
 func laneHasOneSource(r *rig) {
 	var messages []*broker.Message
-	for i := range 60 {
-		messages = append(messages, message(fmt.Sprintf("lane-%d", i%4), fmt.Sprintf("m%d", i)))
+	for i := range 60 { // runs of five, so that two sources meet in one lane if they can
+		messages = append(messages, message(fmt.Sprintf("lane-%d", i/5%4), fmt.Sprintf("m%d", i)))
 	}
-	newCrew(r, len(messages)).share(messages)
+	share(r, messages)
 }
 
 // Rule 62: what a source had in its hands when it was closed comes to those

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/ackafter/ackafter/broker"
 )
@@ -92,4 +93,21 @@ func laneOrderAfterLoss(r *rig) {
 	r.lose(source, got...)
 	r.publish(messages[3])
 	r.ack(r.receiveInOrder(source, "m0", "m1", "m2", "m3")...)
+}
+
+// Rule 44: a lane waits for its message that was given back with a delay.
+func laneWaitsForDelayedNack(r *rig) {
+	messages := lane(3)
+	r.publish(messages[:2]...)
+	source := r.open()
+	got := r.receiveInOrder(source, "m0", "m1")
+	start := time.Now()
+	r.nack(r.timing.Delay, got[0])
+	r.nack(0, got[1])
+	r.publish(messages[2])
+	again := r.receiveInOrder(source, "m0", "m1", "m2")
+	if took := time.Since(start); took < r.timing.Delay {
+		r.Errorf("the lane went on after %v, want not before the delay of %v", took, r.timing.Delay)
+	}
+	r.ack(again...)
 }

@@ -1,6 +1,8 @@
 package brokertest
 
 import (
+	"context"
+	"errors"
 	"time"
 
 	"github.com/ackafter/ackafter/broker"
@@ -71,4 +73,52 @@ func idleKeepsDeliveries(r *rig) {
 	r.ack(got...)
 	r.close(source)
 	r.quiet(r.open(), "all messages are acked")
+}
+
+// Rule 24 (case R4): a source survives that the broker cannot be reached for a
+// while. Receive waits meanwhile, and nothing that is not acked is lost.
+func cutIsSurvived(r *rig) {
+	messages := spread(6)
+	r.publish(messages[:3]...)
+	source := r.open()
+	r.receive(source, "m0", "m1", "m2")
+	restore := r.cut()
+	ctx, cancel := context.WithTimeout(r.Context(), r.timing.Quiet)
+	defer cancel()
+	if _, err := r.receiveOnce(ctx, source, 10); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		r.Errorf("Receive while the broker cannot be reached: got the error %v, want it to wait for its ctx", err)
+	}
+	restore()
+	r.publish(messages[3:]...)
+
+	// Whether the first three are lost and come again on this source, or only
+	// when it is closed, depends on how long the broker waits.
+	got := r.receiveAtLeast(source, "m3", "m4", "m5")
+	r.close(source)
+	next := r.open()
+	r.ack(r.receiveAtLeast(next, bodies(messages)...)...)
+	r.Logf("received after the cut: %v", deliveredBodies(got))
+}
+
+// cut makes the broker unreachable until the returned function is called.
+func (r *rig) cut() (restore func()) {
+	r.Helper()
+	ctx, cancel := r.context()
+	defer cancel()
+	undo, err := r.queue.Cut(ctx)
+	if err != nil {
+		r.Fatalf("Queue.Cut: %v", err)
+	}
+	restored := false
+	restore = func() {
+		if restored {
+			return
+		}
+		restored = true
+		if err := undo(); err != nil {
+			r.Errorf("Queue.Cut: restore: %v", err)
+		}
+	}
+	r.Cleanup(restore)
+	return restore
 }

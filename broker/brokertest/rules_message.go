@@ -2,6 +2,9 @@ package brokertest
 
 import (
 	"bytes"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/ackafter/ackafter/broker"
@@ -125,13 +128,19 @@ func timeSurvives(r *rig) {
 	}
 }
 
+// byBody sorts deliveries of lane's messages as they were published.
+func byBody(deliveries []*broker.Delivery) []*broker.Delivery {
+	slices.SortFunc(deliveries, func(a, b *broker.Delivery) int { return strings.Compare(body(a), body(b)) })
+	return deliveries
+}
+
 // Rule 57: messages have a source and a position, which grows within it and is
 // the same when a message comes again.
 func positionsGrow(r *rig) {
 	messages := lane(5)
 	r.publish(messages...)
 	source := r.open()
-	got := r.receiveInOrder(source, bodies(messages)...)
+	got := byBody(r.receive(source, bodies(messages)...))
 	for i, d := range got {
 		m := d.Message
 		if m.Source == "" || !m.Position.Known {
@@ -146,7 +155,7 @@ func positionsGrow(r *rig) {
 		}
 	}
 	r.close(source)
-	for i, d := range r.receiveInOrder(r.open(), bodies(messages)...) {
+	for i, d := range byBody(r.receive(r.open(), bodies(messages)...)) {
 		if a, b := got[i].Message, d.Message; a.Source != b.Source || a.Position != b.Position {
 			r.Errorf("%s was at %s %v and came again at %s %v", body(d), a.Source, a.Position, b.Source, b.Position)
 		}
@@ -172,4 +181,43 @@ func attemptsCount(r *rig) {
 			r.ack(d)
 		}
 	}
+}
+
+// Rule 59: a message that was handed over does not change, whatever is received
+// after it.
+func messagesStay(r *rig) {
+	const n = 50
+	source := r.open()
+	var messages []*broker.Message
+	for i := range n {
+		messages = append(messages, &broker.Message{
+			Key: fmt.Appendf(nil, "key-%02d", i), Body: fmt.Appendf(nil, "m%02d", i), Headers: broker.Headers{{Name: "n", Value: fmt.Appendf(nil, "%02d", i)}},
+		})
+	}
+	r.publish(messages...)
+	ctx, cancel := r.context()
+	defer cancel()
+	var got []*broker.Message
+	var then []string
+	for len(got) < n {
+		deliveries, err := r.receiveOnce(ctx, source, 3)
+		if err != nil {
+			r.Fatalf("receive: %v; got only %d of %d", err, len(got), n)
+		}
+		for _, d := range deliveries {
+			got = append(got, d.Message)
+			then = append(then, describe(d.Message))
+		}
+		r.ack(deliveries...)
+	}
+	r.close(source)
+	for i, m := range got {
+		if now := describe(m); now != then[i] {
+			r.Errorf("a message changed after it was handed over: it was %s, and is %s", then[i], now)
+		}
+	}
+}
+
+func describe(m *broker.Message) string {
+	return fmt.Sprintf("key %q, headers %q, body %q, position %v of %q", m.Key, m.Headers, m.Body, m.Position, m.Source)
 }

@@ -34,26 +34,19 @@ func receiveBlocksWhileEmpty(r *rig) {
 	source := r.open()
 	r.quiet(source, "nothing was published")
 
-	got := make(chan []*broker.Delivery, 1)
-	failed := make(chan error, 1)
 	ctx, cancel := r.context()
 	defer cancel()
-	go func() {
+	waiting := start(func() received {
 		deliveries, err := source.Receive(ctx, 5)
-		if err != nil {
-			failed <- err
-			return
-		}
-		got <- deliveries
-	}()
+		return received{deliveries, err}
+	})
 	r.publish(message("k", "m0"))
-	select {
-	case deliveries := <-got:
-		if names := deliveredBodies(deliveries); join(names) != "m0" {
-			r.Errorf("received %v, want [m0]", names)
-		}
-	case err := <-failed:
-		r.Errorf("Receive was waiting while a message was published: %v", err)
+	deliveries, err := r.checkReceived(await(r, waiting, r.timing.Wait+r.timing.Prompt, "Receive"), 5)
+	if err != nil {
+		r.Fatalf("a message was published while Receive was waiting, but it returned %v", err)
+	}
+	if names := deliveredBodies(deliveries); join(names) != "m0" {
+		r.Errorf("received %v, want [m0]", names)
 	}
 }
 
@@ -65,14 +58,16 @@ func receiveDoesNotLinger(r *rig) {
 	r.ack(r.receive(source, "m0")...) // the source takes part from here on
 
 	r.publish(message("k", "m1"))
-	ctx, cancel := r.context()
+	ctx, cancel := context.WithTimeout(r.Context(), r.timing.Prompt)
 	defer cancel()
-	r.within(r.timing.Prompt, "Receive(limit 1000) with one message there", func() {
-		deliveries, err := r.receiveOnce(ctx, source, 1000)
-		if err != nil || join(deliveredBodies(deliveries)) != "m1" {
-			r.Errorf("received %v and the error %v, want [m1]", deliveredBodies(deliveries), err)
-		}
-	})
+	deliveries, err := r.receiveOnce(ctx, source, 1000)
+	if err != nil {
+		r.Fatalf("Receive(limit 1000) with one message there: nothing within %v: %v", r.timing.Prompt, err)
+	}
+	if names := deliveredBodies(deliveries); join(names) != "m1" {
+		r.Errorf("received %v, want [m1]", names)
+	}
+	r.ack(deliveries...)
 }
 
 // Rule 04: when its ctx ends, or has ended before, Receive returns ctx's error
@@ -84,30 +79,35 @@ func receiveEndsWithCtx(r *rig) {
 
 	ended, cancel := context.WithCancel(r.Context())
 	cancel()
-	r.within(r.timing.Prompt, "Receive with a ctx that has ended", func() {
-		if _, err := source.Receive(ended, 1); !errors.Is(err, context.Canceled) {
-			r.Errorf("Receive with a ctx that has ended: got the error %v, want %v", err, context.Canceled)
-		}
-	})
+	if _, err := r.receiveOnce(ended, source, 1); !errors.Is(err, context.Canceled) {
+		r.Errorf("Receive with a ctx that has ended: got the error %v, want %v", err, context.Canceled)
+	}
 
 	ctx, cancel := r.context()
 	defer cancel()
-	returned := make(chan error, 1)
-	go func() {
+	returned := r.receiveNothing(ctx, source)
+	cancel()
+	if err := await(r, returned, r.timing.Prompt, "Receive, whose ctx was cancelled,"); !errors.Is(err, context.Canceled) {
+		r.Errorf("Receive whose ctx was cancelled: got the error %v, want %v", err, context.Canceled)
+	}
+}
+
+// receiveNothing starts a Receive for which there is nothing and returns when
+// it is waiting, as far as Timing.Quiet can tell.
+func (r *rig) receiveNothing(ctx context.Context, source broker.Source) <-chan error {
+	r.Helper()
+	returned := start(func() error {
 		_, err := source.Receive(ctx, 1)
-		returned <- err
-	}()
+		return err
+	})
+	timer := time.NewTimer(r.timing.Quiet)
+	defer timer.Stop()
 	select {
 	case err := <-returned:
-		r.Fatalf("Receive returned %v, want it to block: there is nothing", err)
-	case <-time.After(r.timing.Quiet):
+		r.Fatalf("Receive returned (error: %v), want it to wait: there is nothing", err)
+	case <-timer.C:
 	}
-	cancel()
-	r.within(r.timing.Prompt, "Receive whose ctx was cancelled", func() {
-		if err := <-returned; !errors.Is(err, context.Canceled) {
-			r.Errorf("Receive whose ctx was cancelled: got the error %v, want %v", err, context.Canceled)
-		}
-	})
+	return returned
 }
 
 // Rule 05: a Receive that ends with its ctx loses nothing, however the end and
@@ -118,16 +118,16 @@ func receiveCtxLosesNothing(r *rig) {
 	r.publish(message("k", "first"))
 	r.ack(r.receive(source, "first")...)
 
-	published := make(chan error, 1)
 	ctx, cancel := r.context()
 	defer cancel()
-	go func() {
-		var err error
-		for i := 0; i < n && err == nil; i++ {
-			err = r.queue.Publish(ctx, message(fmt.Sprintf("key-%d", i), fmt.Sprintf("m%d", i)))
+	published := start(func() error {
+		for i := range n {
+			if err := r.queue.Publish(ctx, message(fmt.Sprintf("key-%d", i), fmt.Sprintf("m%d", i))); err != nil {
+				return err
+			}
 		}
-		published <- err
-	}()
+		return nil
+	})
 	seen := make(map[string]int)
 	for i := 0; len(seen) < n; i++ {
 		if ctx.Err() != nil {
@@ -144,8 +144,8 @@ func receiveCtxLosesNothing(r *rig) {
 			r.ack(d)
 		}
 	}
-	if err := <-published; err != nil {
-		r.Fatalf("publish: %v", err)
+	if err := await(r, published, r.timing.Wait, "Queue.Publish"); err != nil {
+		r.Fatalf("Queue.Publish: %v", err)
 	}
 	for name, times := range seen {
 		if times != 1 {

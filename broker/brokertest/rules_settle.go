@@ -181,8 +181,8 @@ func concurrentAcks(r *rig) {
 	source := r.open()
 	ctx, cancel := r.context()
 	defer cancel()
+	failed := make(chan error, 2*n)
 	var workers sync.WaitGroup
-	defer workers.Wait()
 	for received := 0; received < n; {
 		deliveries, err := r.receiveOnce(ctx, source, 17)
 		if err != nil {
@@ -192,12 +192,15 @@ func concurrentAcks(r *rig) {
 		for _, d := range deliveries {
 			workers.Go(func() {
 				if err := d.Ack(ctx); err != nil {
-					r.Errorf("ack %s: %v", body(d), err)
+					failed <- fmt.Errorf("ack %s: %w", body(d), err)
 				}
 			})
 		}
 	}
-	workers.Wait()
+	await(r, start(func() bool { workers.Wait(); return true }), r.timing.Wait, "Ack")
+	for len(failed) > 0 {
+		r.Errorf("%v", <-failed)
+	}
 	r.close(source)
 	r.quiet(r.open(), "all messages are acked")
 }

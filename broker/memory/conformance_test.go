@@ -28,7 +28,10 @@ func TestConformance(t *testing.T) {
 				Crash: func(ctx context.Context, source broker.Source) error { return source.Close(ctx) },
 			}
 		},
-		Without: []brokertest.Feature{brokertest.Committed}, // a queue commits no offsets
+		Without: []brokertest.Feature{
+			brokertest.Cut,       // there is no network
+			brokertest.Committed, // a queue commits no offsets
+		},
 		Timing: brokertest.Timing{
 			Wait: 10 * time.Second, Quiet: 20 * time.Millisecond, Delay: 50 * time.Millisecond, Idle: 20 * time.Millisecond,
 		},
