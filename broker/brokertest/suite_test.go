@@ -1,0 +1,86 @@
+package brokertest
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// check runs a rule on an adapter inside a bubble, where waiting takes no time.
+func check(t *testing.T, h Harness, r rule) (result *recorder) {
+	t.Helper()
+	h, err := h.complete()
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		result = record(t, func(t testing.TB) { h.run(t, r) })
+	})
+	return result
+}
+
+func ruleByNumber(t *testing.T, number string) rule {
+	t.Helper()
+	i := slices.IndexFunc(rules, func(r rule) bool { return strings.HasPrefix(r.name, number+"-") })
+	if i < 0 {
+		t.Fatalf("there is no rule %s", number)
+	}
+	return rules[i]
+}
+
+func TestRightAdapterPasses(t *testing.T) {
+	t.Parallel()
+	for _, r := range rules {
+		t.Run(r.name, func(t *testing.T) {
+			t.Parallel()
+			result := check(t, Harness{Setup: fault{}.setup}, r)
+			if result.Failed() || result.skipped != "" {
+				t.Errorf("failures %q, skipped %q; want a pass", result.failures, result.skipped)
+			}
+		})
+	}
+}
+
+func TestBrokenAdapterIsCaught(t *testing.T) {
+	t.Parallel()
+	for _, s := range sabotages() {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			for _, number := range s.catches {
+				r := ruleByNumber(t, number)
+				result := check(t, Harness{Setup: s.fault().setup}, r)
+				if !result.Failed() {
+					t.Errorf("rule %s did not catch an adapter that %s", r.name, s.name)
+				} else if all := strings.Join(result.failures, "\n"); !regexp.MustCompile(s.says).MatchString(all) {
+					t.Errorf("rule %s says %q, want %q in it", r.name, all, s.says)
+				}
+			}
+		})
+	}
+}
+
+// Every rule must be able to fail.
+func TestEveryRuleCatchesSomething(t *testing.T) {
+	t.Parallel()
+	caught := make(map[string]bool)
+	for _, s := range sabotages() {
+		for _, number := range s.catches {
+			caught[number] = true
+		}
+	}
+	for _, r := range rules {
+		if number, _, _ := strings.Cut(r.name, "-"); !caught[number] {
+			t.Errorf("no broken adapter shows that rule %s can fail", r.name)
+		}
+	}
+}
+
+func sabotages() []sabotage {
+	return slices.Concat(receiveSabotages, settleSabotages, loseSabotages, closeSabotages, laneSabotages, messageSabotages, competeSabotages)
+}
