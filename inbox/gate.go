@@ -22,12 +22,17 @@ const (
 type gate struct {
 	log      *slog.Logger
 	onChange func(PauseEvent)
+	tripped  chan struct{} // has a value when the keeper has something to do
 
 	mu    sync.Mutex
 	trips int           // since the last commit
 	since time.Time     // of the first of them
 	shut  chan struct{} // closed when the gate opens; nil while it is open
 	until time.Time     // of the next probe
+}
+
+func newGate(log *slog.Logger, onChange func(PauseEvent)) *gate {
+	return &gate{log: log, onChange: onChange, tripped: make(chan struct{}, 1)}
 }
 
 // trip shuts the gate. Several workers may notice the same trouble: while the
@@ -41,6 +46,10 @@ func (g *gate) trip(err error) {
 	g.shut = make(chan struct{})
 	g.trips++
 	g.until = time.Now().Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
+	select {
+	case g.tripped <- struct{}{}:
+	default:
+	}
 	if g.trips > 1 {
 		return
 	}
@@ -86,32 +95,41 @@ func (g *gate) wait(ctx context.Context) bool {
 	}
 }
 
-// keep probes a shut gate until it opens; false when ctx ended. It is called by
-// one goroutine only.
-func (g *gate) keep(ctx context.Context, probe func(context.Context) error) bool {
-	for ctx.Err() == nil {
-		g.mu.Lock()
-		shut, until := g.shut, g.until
-		g.mu.Unlock()
-		if shut == nil {
-			return true
+// keep probes the gate whenever it is shut, until it opens; it returns when ctx
+// ends.
+func (g *gate) keep(ctx context.Context, probe func(context.Context) error) {
+	for {
+		select {
+		case <-g.tripped:
+		case <-ctx.Done():
+			return
 		}
-		if !sleep(ctx, shut, time.Until(until)) {
-			return false
+		for g.probe(ctx, probe) {
 		}
-		pctx, cancel := context.WithTimeout(ctx, probeTimeout)
-		err := probe(pctx)
-		cancel()
-		g.mu.Lock()
-		if err == nil {
-			g.open()
-		} else {
-			g.trips++
-			g.until = time.Now().Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
-		}
-		g.mu.Unlock()
 	}
-	return false
+}
+
+// probe waits for the time of the next probe of a shut gate, and opens it when
+// the probe succeeds. It reports whether another one is needed.
+func (g *gate) probe(ctx context.Context, probe func(context.Context) error) bool {
+	g.mu.Lock()
+	shut, until := g.shut, g.until
+	g.mu.Unlock()
+	if shut == nil || !sleep(ctx, shut, time.Until(until)) {
+		return false
+	}
+	pctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	err := probe(pctx)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err == nil {
+		g.open()
+		return false
+	}
+	g.trips++
+	g.until = time.Now().Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
+	return true
 }
 
 // sleep waits for d, or until early is closed; false when ctx ended.

@@ -86,8 +86,8 @@ func (c *Consumer[Tx]) processed(ctx context.Context, w *work) (Result, error) {
 	case fateFailed:
 		return Result{Key: w.claim.Key}, c.processError(f.err)
 	default:
-		// Not run: the caller's context has ended.
-		return Result{Key: w.claim.Key}, c.processError(context.Cause(ctx))
+		// Not run, or interrupted: the caller's context has ended.
+		return Result{Key: w.claim.Key}, c.processError(errors.Join(errors.New("not handled"), context.Cause(ctx)))
 	}
 }
 

@@ -38,13 +38,14 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
 	defer softStop(nil)
 	r := &runner[Tx]{c: c, src: src, soft: soft, softStop: softStop, hard: hard}
 	r.batchSize.Store(int64(c.cfg.BatchSize))
-	r.gate = &gate{log: c.cfg.Logger, onChange: func(e PauseEvent) { c.onPause(ctx, e) }}
+	r.gate = newGate(c.cfg.Logger, func(e PauseEvent) { c.onPause(ctx, e) })
 	r.queue = lanes.New(c.cfg.Workers, lanes.Limits{Items: c.cfg.MaxInFlight, Bytes: c.cfg.MaxInFlightBytes}, (*work).lost)
 
 	if err := r.start(); err != nil {
 		return errors.Join(err, r.closeSource())
 	}
 	var loops sync.WaitGroup
+	loops.Go(func() { r.gate.keep(soft, c.store.Check) })
 	loops.Go(r.receive)
 	for range c.cfg.Workers {
 		loops.Go(r.work)
@@ -119,7 +120,7 @@ func (r *runner[Tx]) start() error {
 // receive moves deliveries from the source into the lanes.
 func (r *runner[Tx]) receive() {
 	for {
-		if !r.gate.keep(r.soft, r.c.store.Check) {
+		if !r.gate.wait(r.soft) {
 			return
 		}
 		room, ok := r.queue.Room(r.soft)
