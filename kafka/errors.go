@@ -1,0 +1,79 @@
+package kafka
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Errors of this package. Test with errors.Is and errors.As.
+var (
+	// ErrNoTopic is returned by Open when a topic does not exist. The error names
+	// all that are missing.
+	ErrNoTopic = errors.New("topic does not exist")
+
+	// ErrForbidden is returned by Open, and by Receive when it lasts, when the
+	// login may not read a topic or use the group. The error names it.
+	ErrForbidden = errors.New("permission is missing")
+)
+
+// GapError is returned by Receive when offsets that were not handled are gone
+// from the log and the policy is GapStop.
+type GapError struct {
+	Topic     string
+	Partition int32
+	// From is the first offset that is gone, To the first that the log has.
+	From, To int64
+}
+
+// Count is how many offsets are gone. It is at least the number of messages.
+func (e *GapError) Count() int64 { return e.To - e.From }
+
+// Error implements error.
+func (e *GapError) Error() string {
+	return fmt.Sprintf("kafka: %s/%d: offsets %d to %d (%d) are gone before they were handled: the log begins at %d",
+		e.Topic, e.Partition, e.From, e.To-1, e.Count(), e.To)
+}
+
+// ResetReason tells why an offset makes no sense any more.
+type ResetReason string
+
+// The reasons.
+const (
+	// ResetBeyondEnd: the log ends before the offset. It was truncated, or the
+	// topic was created anew.
+	ResetBeyondEnd ResetReason = "offset is beyond the end of the log"
+	// ResetRecreated: the topic has another id than the one that the offset
+	// belongs to.
+	ResetRecreated ResetReason = "topic was deleted and created anew"
+	// ResetDeleted: the topic does not exist any more.
+	ResetDeleted ResetReason = "topic was deleted"
+)
+
+// ResetError is returned by Receive when the offset of a partition makes no
+// sense in its log and the policy is ResetStop.
+type ResetError struct {
+	Topic string
+	// Partition is -1 when it is about the whole topic.
+	Partition int32
+	Reason    ResetReason
+	// Offset is the one that makes no sense; -1 when unknown.
+	Offset int64
+	// End is the end of the log; -1 when unknown.
+	End int64
+}
+
+// Error implements error.
+func (e *ResetError) Error() string {
+	where := e.Topic
+	if e.Partition >= 0 {
+		where = topicPartition{e.Topic, e.Partition}.String()
+	}
+	text := fmt.Sprintf("kafka: %s: %s", where, e.Reason)
+	if e.Offset >= 0 {
+		text += fmt.Sprintf(": the group is at offset %d", e.Offset)
+	}
+	if e.End >= 0 {
+		text += fmt.Sprintf(", the log ends at %d", e.End)
+	}
+	return text + "; set the group's offsets, or Config.OnReset to ResetRestart"
+}

@@ -1,0 +1,313 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol/listoffsets"
+
+	"github.com/ackafter/ackafter/kafka/internal/wire"
+)
+
+const (
+	// pauseNotice is how long a partition waits for room before that is an event.
+	pauseNotice = 5 * time.Second
+	// idleConn is how long a connection is kept that nothing is fetched over.
+	idleConn = time.Minute
+	// accessGrace is how long a refused permission is retried: they come and go
+	// while somebody edits them.
+	accessGrace = 30 * time.Second
+	// endConfirm and endLooks are for how long, and how often at least, an offset
+	// must be beyond the end of the log: a broker that just became the leader may
+	// know less than the one before.
+	endConfirm = 5 * time.Second
+	endLooks   = 3
+)
+
+// errStopped ends a fetcher because a policy says so; the source knows why.
+var errStopped = errors.New("stopped by policy")
+
+// fetcher fetches one partition into the ledger, over a connection of its own.
+type fetcher struct {
+	*session
+	part     *partition
+	start    start
+	started  bool
+	restarts chan struct{} // holds a token when the topic was created anew
+
+	conn    *wire.Conn
+	stale   time.Time // what is known about the leader must be newer
+	backoff backoff
+	trouble trouble
+	beyond  []time.Time // when the offset was beyond the end, in a row
+}
+
+// start says where a partition begins.
+type start struct {
+	committed int64 // -1 for none
+	foreign   bool  // the offset belongs to a topic that is gone
+}
+
+func newFetcher(s *session, p *partition, at start) *fetcher {
+	return &fetcher{
+		session: s, part: p, start: at, restarts: make(chan struct{}, 1),
+		backoff: backoff{most: s.cfg.MaxBackoff},
+		trouble: trouble{log: s.log.With("partition", p.topicPartition.String()), what: "partition cannot be fetched"},
+	}
+}
+
+// askRestart makes the partition begin anew, at the earliest offset. It does not
+// block.
+func (f *fetcher) askRestart() {
+	select {
+	case f.restarts <- struct{}{}:
+	default:
+	}
+}
+
+// run fetches until ctx ends.
+func (f *fetcher) run(ctx context.Context) {
+	defer f.disconnect()
+	for ctx.Err() == nil {
+		err := f.step(ctx)
+		switch {
+		case ctx.Err() != nil || errors.Is(err, errStopped):
+			return
+		case err == nil:
+			f.recovered(ctx)
+		default:
+			f.failed(ctx, err)
+			f.backoff.sleep(ctx)
+		}
+	}
+}
+
+// step does the next thing there is to do.
+func (f *fetcher) step(ctx context.Context) error {
+	select {
+	case <-f.restarts:
+		f.start = start{committed: f.start.committed, foreign: true}
+		f.started = false
+	default:
+	}
+	if !f.started {
+		return f.begin(ctx)
+	}
+	next, ok := f.waitRoom(ctx)
+	if !ok {
+		return nil
+	}
+	conn, err := f.connect(ctx)
+	if err != nil {
+		return err
+	}
+	res, err := conn.Fetch(ctx, &wire.FetchRequest{
+		Topic: f.part.topic, Partition: f.part.id, Offset: next,
+		MaxBytes: int32(f.fetchBytes), MaxWait: f.cfg.FetchWait, Committed: f.cfg.Isolation == ReadCommitted,
+	})
+	if err != nil {
+		return err
+	}
+	if errors.Is(res.Err, kafkago.OffsetOutOfRange) {
+		return f.outOfRange(ctx, conn, next)
+	}
+	if res.Err != nil {
+		return res.Err
+	}
+	records := make([]*record, len(res.Records))
+	for i := range res.Records {
+		records[i] = f.part.newRecord(&res.Records[i])
+	}
+	f.beyond = nil
+	f.ledger.add(f.part, records, res.Next, res.HighWatermark)
+	return nil
+}
+
+// begin finds out where to begin and does.
+func (f *fetcher) begin(ctx context.Context) error {
+	note := f.ids.note(f.part.topic)
+	offset, committed := f.start.committed, f.start.committed
+	if offset < 0 || f.start.foreign {
+		conn, err := f.connect(ctx)
+		if err != nil {
+			return err
+		}
+		var when int64 = earliest
+		if f.cfg.Start == StartLatest && !f.start.foreign {
+			when = latest
+		}
+		if offset, err = f.listOffset(ctx, conn, when, f.cfg.Isolation); err != nil {
+			return err
+		}
+		committed = -1
+	}
+	f.ledger.begin(f.part, offset, committed, note)
+	f.started = true
+	return nil
+}
+
+// outOfRange finds out why an offset is not in the log.
+func (f *fetcher) outOfRange(ctx context.Context, conn *wire.Conn, offset int64) error {
+	first, err := f.listOffset(ctx, conn, earliest, ReadUncommitted)
+	if err != nil {
+		return err
+	}
+	last, err := f.listOffset(ctx, conn, latest, ReadUncommitted)
+	if err != nil {
+		return err
+	}
+	switch {
+	case offset < first:
+		f.beyond = nil
+		return f.gap(ctx, GapError{Topic: f.part.topic, Partition: f.part.id, From: offset, To: first})
+	case offset > last:
+		return f.beyondEnd(ctx, offset, last)
+	}
+	return kafkago.OffsetOutOfRange // in range again: the log moved meanwhile
+}
+
+func (f *fetcher) gap(ctx context.Context, gap GapError) error {
+	f.counters.gapped(&gap)
+	f.log.ErrorContext(ctx, "kafka: messages are gone before they were handled",
+		"partition", f.part.topicPartition.String(), "from", gap.From, "to", gap.To, "count", gap.Count())
+	emit(f.cfg.Hooks, func(h OnGap) { h.OnGap(context.Background(), gap) })
+	if f.cfg.OnGap == GapStop {
+		f.fail(&gap)
+		return errStopped
+	}
+	f.ledger.skip(f.part, gap.To)
+	return nil
+}
+
+// beyondEnd acts when the offset has been beyond the end for long enough.
+func (f *fetcher) beyondEnd(ctx context.Context, offset, last int64) error {
+	f.beyond = append(f.beyond, time.Now())
+	if len(f.beyond) < endLooks || time.Since(f.beyond[0]) < endConfirm {
+		return fmt.Errorf("offset %d is beyond the end of the log, %d: %w", offset, last, kafkago.OffsetOutOfRange)
+	}
+	f.beyond = nil
+	reset := ResetError{Topic: f.part.topic, Partition: f.part.id, Reason: ResetBeyondEnd, Offset: offset, End: last}
+	if !f.reset(ctx, reset) {
+		return errStopped
+	}
+	f.start = start{committed: offset, foreign: true}
+	f.started = false
+	return nil
+}
+
+// The times that stand for the ends of a log.
+const (
+	earliest = -2
+	latest   = -1
+)
+
+func (f *fetcher) listOffset(ctx context.Context, conn *wire.Conn, when int64, isolation Isolation) (int64, error) {
+	level := int8(0)
+	if isolation == ReadCommitted {
+		level = 1
+	}
+	res, err := conn.RoundTrip(ctx, &listoffsets.Request{ReplicaID: -1, IsolationLevel: level, Topics: []listoffsets.RequestTopic{{
+		Topic: f.part.topic, Partitions: []listoffsets.RequestPartition{{Partition: f.part.id, CurrentLeaderEpoch: -1, Timestamp: when}},
+	}}})
+	if err != nil {
+		return 0, err
+	}
+	for _, t := range res.(*listoffsets.Response).Topics {
+		for _, p := range t.Partitions {
+			if t.Topic != f.part.topic || p.Partition != f.part.id {
+				continue
+			}
+			if p.ErrorCode != 0 {
+				return 0, fmt.Errorf("find the ends of the log: %w", kafkago.Error(p.ErrorCode))
+			}
+			return p.Offset, nil
+		}
+	}
+	return 0, fmt.Errorf("find the ends of the log: the answer lacks %s", f.part.topicPartition)
+}
+
+// waitRoom waits until there is room for what a fetch may bring and returns the
+// offset to fetch from. It returns false when there is something else to do.
+func (f *fetcher) waitRoom(ctx context.Context) (int64, bool) {
+	next, ok := f.ledger.position(f.part, f.share, f.fetchBytes)
+	if ok {
+		return next, true
+	}
+	began := time.Now()
+	notice := time.NewTimer(pauseNotice)
+	defer notice.Stop()
+	idle := time.NewTimer(idleConn)
+	defer idle.Stop()
+	paused := false
+	for !ok {
+		select {
+		case <-ctx.Done():
+			return 0, false
+		case <-f.restarts:
+			f.askRestart() // for step
+			return 0, false
+		case <-f.part.room:
+		case <-notice.C:
+			paused = true
+			f.notePause(PauseEvent{Topic: f.part.topic, Partition: f.part.id, Paused: true, For: time.Since(began)})
+		case <-idle.C:
+			f.disconnect() // the broker would, without telling
+		}
+		next, ok = f.ledger.position(f.part, f.share, f.fetchBytes)
+	}
+	if paused {
+		f.notePause(PauseEvent{Topic: f.part.topic, Partition: f.part.id, For: time.Since(began)})
+	}
+	return next, true
+}
+
+func (f *fetcher) notePause(e PauseEvent) {
+	f.ledger.note(f.part, nil, e.Paused)
+	emit(f.cfg.Hooks, func(h OnPause) { h.OnPause(context.Background(), e) })
+}
+
+// connect returns the connection to the partition's leader.
+func (f *fetcher) connect(ctx context.Context) (*wire.Conn, error) {
+	if f.conn != nil {
+		return f.conn, nil
+	}
+	address, err := f.cluster.leader(ctx, f.part.topicPartition, f.stale)
+	if err != nil {
+		return nil, err
+	}
+	f.conn, err = f.cluster.dialer.Connect(ctx, address)
+	return f.conn, err
+}
+
+func (f *fetcher) disconnect() {
+	if f.conn != nil {
+		f.conn.Close()
+		f.conn = nil
+	}
+}
+
+func (f *fetcher) recovered(ctx context.Context) {
+	f.backoff.reset()
+	if f.trouble.tries > 0 {
+		f.trouble.over(ctx)
+		f.ledger.note(f.part, nil, false)
+	}
+}
+
+// failed makes the next step find the leader again.
+func (f *fetcher) failed(ctx context.Context, err error) {
+	f.disconnect()
+	f.stale = time.Now()
+	f.counters.fetchErrors.Add(1)
+	f.ledger.note(f.part, err, false)
+	n := f.trouble.note(ctx, err)
+	emit(f.cfg.Hooks, func(h OnReconnect) {
+		h.OnReconnect(context.Background(), ReconnectEvent{What: f.part.topicPartition.String(), Attempt: n, Err: err})
+	})
+	if errors.Is(err, kafkago.TopicAuthorizationFailed) && f.trouble.lasts() > accessGrace {
+		f.fail(fmt.Errorf("kafka: topic %q: %w to read: %w", f.part.topic, ErrForbidden, err))
+	}
+}

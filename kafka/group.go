@@ -1,0 +1,139 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	kafkago "github.com/segmentio/kafka-go"
+)
+
+// group keeps the source in its consumer group: it joins, serves one generation
+// after the other, and stays until it is closed.
+type group struct {
+	*Source
+	members *kafkago.ConsumerGroup
+	member  string // of the last generation
+	trouble trouble
+	backoff backoff
+}
+
+// joinGroup starts the membership; the connections are those of dialer, which
+// can be ended on their own.
+func (s *Source) joinGroup() (*group, error) {
+	members, err := kafkago.NewConsumerGroup(kafkago.ConsumerGroupConfig{
+		ID: s.name, Brokers: s.brokers, Topics: s.topics,
+		Dialer: &kafkago.Dialer{
+			ClientID: s.cfg.ClientID, DialFunc: s.groupDialer.DialContext, Timeout: s.cfg.DialTimeout,
+		},
+		HeartbeatInterval: s.cfg.HeartbeatInterval,
+		SessionTimeout:    s.cfg.SessionTimeout,
+		RebalanceTimeout:  s.cfg.RebalanceTimeout,
+		JoinGroupBackoff:  minBackoff, // what is between two attempts is decided in run
+		StartOffset:       kafkago.FirstOffset,
+		Timeout:           s.cfg.RequestTimeout,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("kafka: join group %q: %w", s.name, err)
+	}
+	return &group{
+		Source: s, members: members,
+		trouble: trouble{log: s.log, what: "the group cannot be joined"},
+		backoff: backoff{most: s.cfg.MaxBackoff},
+	}, nil
+}
+
+// run serves generations until the source closes.
+func (g *group) run(ctx context.Context) {
+	for {
+		// The library waits in Next's absence: its next attempt comes after the
+		// next call.
+		gen, err := g.members.Next(ctx)
+		switch {
+		case ctx.Err() != nil || errors.Is(err, kafkago.ErrGroupClosed) || g.closing.Err() != nil:
+			if gen != nil {
+				g.member = gen.MemberID
+			}
+			return
+		case err != nil:
+			g.failed(ctx, err)
+			continue
+		}
+		g.trouble.over(ctx)
+		g.backoff.reset()
+		g.member = gen.MemberID
+		served := make(chan struct{})
+		gen.Start(func(revoked context.Context) {
+			defer close(served)
+			if revoked.Err() == nil {
+				g.serve(revoked, gen)
+			}
+		})
+		<-served
+	}
+}
+
+// serve has a generation. The library joins the group again when it returns.
+func (g *group) serve(revoked context.Context, gen *kafkago.Generation) {
+	se := newSession(g.Source, gen, assignment(gen))
+	g.enter(se)
+	se.run(revoked)
+	g.leave(se)
+
+	// If the generation ended because the coordinator is gone, the member waits
+	// here until there is one: joining without would cost the member its id, and
+	// the group would wait for the old one until its session times out.
+	for g.closing.Err() == nil {
+		err := g.coordinator.alive(g.closing, se.id)
+		if err == nil || g.closing.Err() != nil {
+			return
+		}
+		g.note(g.closing, err)
+		g.backoff.sleep(g.closing)
+	}
+}
+
+// failed handles a failed attempt to join.
+func (g *group) failed(ctx context.Context, err error) {
+	g.note(ctx, err)
+	switch {
+	case errors.Is(err, kafkago.InvalidSessionTimeout):
+		g.fail(fmt.Errorf("kafka: config: SessionTimeout = %v: the broker's group.min.session.timeout.ms and group.max.session.timeout.ms do not allow it: %w", g.cfg.SessionTimeout, err))
+	case errors.Is(err, kafkago.GroupAuthorizationFailed) && g.trouble.lasts() > accessGrace:
+		g.fail(fmt.Errorf("kafka: group %q: %w to read: %w", g.name, ErrForbidden, err))
+	}
+	if g.member != "" && !errors.Is(err, kafkago.RebalanceInProgress) {
+		// The library has forgotten this id; so that the group does not wait for
+		// it, it leaves.
+		if g.coordinator.leave(g.closing, g.member) == nil {
+			g.member = ""
+		}
+	}
+	g.backoff.sleep(g.closing)
+}
+
+func (g *group) note(ctx context.Context, err error) {
+	n := g.trouble.note(ctx, err)
+	g.setGroupError(err)
+	emit(g.cfg.Hooks, func(h OnReconnect) {
+		h.OnReconnect(context.Background(), ReconnectEvent{What: "group", Attempt: n, Err: err})
+	})
+}
+
+// close leaves the group. When hard ends first, it ends the connections; the
+// error then says that the group may not know.
+func (g *group) close(hard context.Context) error {
+	left := make(chan struct{})
+	go func() {
+		_ = g.members.Close() // never returns an error
+		close(left)
+	}()
+	select {
+	case <-left:
+		return nil
+	case <-hard.Done():
+	}
+	g.groupDialer.Shut()
+	<-left
+	return fmt.Errorf("leave the group: %w", context.Cause(hard))
+}

@@ -1,0 +1,230 @@
+package kafka
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/ackafter/ackafter/kafka/internal/wire"
+)
+
+// newTopicGrace is how long a topic may be unknown to the brokers before it
+// counts as missing: a new one takes a moment to get around.
+const newTopicGrace = 3 * time.Second
+
+// Open joins the consumer group and begins to receive from the topics.
+//
+// brokers are addresses ("host:port"; the port is 9092 when it is left out) of
+// some of the cluster's brokers; the others are found. group names the consumer
+// group: its members share the partitions, and its offsets say what is done.
+//
+// Before it returns, Open makes sure that the topics exist and may be read, and
+// that the group may be used. While no broker can be reached it tries again,
+// logging why, until ctx ends; the error then wraps ctx's error and the last
+// reason. A wrong argument or Config, a missing topic (ErrNoTopic), a missing
+// permission (ErrForbidden), a refused login and a certificate that cannot be
+// verified are errors at once. ctx has no part in what happens afterwards.
+// Close the source when done.
+func Open(ctx context.Context, brokers []string, group string, topics []string, cfg *Config) (*Source, error) {
+	brokers, err := validateBrokers(brokers)
+	if err != nil {
+		return nil, err
+	}
+	if err := validateNames(group, topics); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := newSource(brokers, group, slices.Clone(topics), cfg)
+	if err := s.check(ctx); err != nil {
+		s.cancel()
+		s.stop()
+		s.dialer.Shut()
+		s.groupDialer.Shut()
+		return nil, err
+	}
+	if s.members, err = s.joinGroup(); err != nil {
+		return nil, err
+	}
+	s.running.Go(func() { s.members.run(s.ctx) })
+	return s, nil
+}
+
+func newSource(brokers []string, group string, topics []string, cfg *Config) *Source {
+	options := wire.Options{
+		ClientID: cfg.ClientID, TLS: cfg.TLS, Mechanism: cfg.SASL.mechanism(), Dial: cfg.Dial,
+		DialTimeout: cfg.DialTimeout, RequestTimeout: cfg.RequestTimeout,
+	}
+	s := &Source{
+		brokers: brokers, name: group, topics: topics, cfg: cfg, log: cfg.Logger.With("group", group),
+		dialer: wire.NewDialer(options), groupDialer: wire.NewDialer(options),
+		ids: newTopicIDs(), woken: make(chan struct{}, 1),
+	}
+	s.cluster = newCluster(s.dialer, brokers, topics)
+	s.coordinator = newCoordinator(s.cluster, group)
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.closing, s.stop = context.WithCancel(s.ctx)
+	return s
+}
+
+// validateBrokers returns the addresses with their ports.
+func validateBrokers(brokers []string) ([]string, error) {
+	if len(brokers) == 0 {
+		return nil, errors.New("kafka: open: brokers: there must be at least one")
+	}
+	addresses := make([]string, len(brokers))
+	for i, b := range brokers {
+		bad := func(rule string) error {
+			return fmt.Errorf("kafka: open: brokers[%d] is %q: %s", i, b, rule)
+		}
+		if strings.TrimSpace(b) == "" {
+			return nil, bad("must not be blank")
+		}
+		if strings.ContainsAny(b, " \t\r\n,/") {
+			return nil, bad("must be one address, host:port")
+		}
+		host, port, err := net.SplitHostPort(b)
+		if err != nil {
+			host, port = strings.Trim(b, "[]"), "9092"
+			if strings.Count(b, ":") == 1 {
+				return nil, bad("must be one address, host:port")
+			}
+		}
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 || host == "" {
+			return nil, bad("must be one address, host:port")
+		}
+		addresses[i] = net.JoinHostPort(host, port)
+	}
+	return addresses, nil
+}
+
+func validateNames(group string, topics []string) error {
+	const maxTopic, maxGroup = 249, 32767
+	switch {
+	case strings.TrimSpace(group) == "":
+		return errors.New("kafka: open: group: must not be empty")
+	case len(group) > maxGroup:
+		return fmt.Errorf("kafka: open: group: has %d bytes, at most %d are allowed", len(group), maxGroup)
+	case len(topics) == 0:
+		return errors.New("kafka: open: topics: there must be at least one")
+	}
+	for i, t := range topics {
+		bad := func(rule string) error {
+			return fmt.Errorf("kafka: open: topics[%d] is %q: %s", i, t, rule)
+		}
+		switch {
+		case strings.TrimSpace(t) == "":
+			return bad("must not be blank")
+		case len(t) > maxTopic:
+			return bad(fmt.Sprintf("has %d bytes, at most %d are allowed", len(t), maxTopic))
+		case strings.Trim(t, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" || strings.Trim(t, ".") == "":
+			return bad("must be of letters, digits, '.', '_' and '-'")
+		case slices.Contains(topics[:i], t):
+			return bad("is there twice")
+		}
+	}
+	return nil
+}
+
+// check waits for the brokers, and makes sure that the topics and the group can
+// be used.
+func (s *Source) check(ctx context.Context) error {
+	wait := backoff{most: s.cfg.MaxBackoff}
+	bad := trouble{log: s.log, what: "brokers are not ready"}
+	began := time.Now()
+	for {
+		err := s.checkOnce(ctx, time.Since(began) > newTopicGrace)
+		switch {
+		case err == nil:
+			bad.over(ctx)
+			return nil
+		case isFinal(err):
+			return fmt.Errorf("kafka: open: %w", err)
+		case errors.Is(err, kafkago.UnknownTopicOrPartition):
+			// not a word for the first seconds
+		case ctx.Err() == nil:
+			bad.note(ctx, err, "brokers", s.brokers)
+		}
+		if !wait.sleep(ctx) {
+			return fmt.Errorf("kafka: open: %w; last: %w", ctx.Err(), err)
+		}
+	}
+}
+
+// isFinal tells whether trying again is of no use.
+func isFinal(err error) bool {
+	var auth *wire.AuthError
+	var cert *tls.CertificateVerificationError
+	return errors.Is(err, ErrNoTopic) || errors.Is(err, ErrForbidden) || errors.Is(err, wire.ErrVersion) ||
+		errors.Is(err, kafkago.InvalidTopic) || errors.As(err, &auth) || errors.As(err, &cert)
+}
+
+func (s *Source) checkOnce(ctx context.Context, settled bool) error {
+	m, err := s.cluster.metadata(ctx, time.Now())
+	if err != nil {
+		return err
+	}
+	var missing []string
+	for _, name := range s.topics {
+		topic := m.Topics[name]
+		switch {
+		case errors.Is(topic.Err, kafkago.UnknownTopicOrPartition):
+			missing = append(missing, strconv.Quote(name))
+		case errors.Is(topic.Err, kafkago.TopicAuthorizationFailed):
+			return fmt.Errorf("topic %q: %w to describe: %w", name, ErrForbidden, topic.Err)
+		case topic.Err != nil:
+			return fmt.Errorf("topic %q: %w", name, topic.Err)
+		}
+	}
+	switch {
+	case len(missing) > 0 && settled:
+		return fmt.Errorf("%w: %s", ErrNoTopic, strings.Join(missing, ", "))
+	case len(missing) > 0:
+		return fmt.Errorf("topic %s: %w", strings.Join(missing, ", "), kafkago.UnknownTopicOrPartition)
+	}
+	for _, name := range s.topics {
+		s.ids.see(name, m.Topics[name].ID)
+		if err := s.checkRead(ctx, name, m); err != nil {
+			return err
+		}
+	}
+	err = s.coordinator.alive(ctx, epoch{generation: 1, member: "no member"})
+	if errors.Is(err, kafkago.GroupAuthorizationFailed) {
+		return fmt.Errorf("group %q: %w to read: %w", s.name, ErrForbidden, err)
+	}
+	return err
+}
+
+// checkRead makes sure that the topic may be read, by reading nothing from it.
+func (s *Source) checkRead(ctx context.Context, topic string, m *wire.Metadata) error {
+	for partition, leader := range m.Topics[topic].Leaders {
+		address, ok := m.Brokers[leader]
+		if !ok {
+			continue
+		}
+		conn, err := s.dialer.Connect(ctx, address)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		res, err := conn.Fetch(ctx, &wire.FetchRequest{Topic: topic, Partition: partition, MaxBytes: 1})
+		if err != nil {
+			return err
+		}
+		if errors.Is(res.Err, kafkago.TopicAuthorizationFailed) {
+			return fmt.Errorf("topic %q: %w to read: %w", topic, ErrForbidden, res.Err)
+		}
+		return nil
+	}
+	return fmt.Errorf("topic %q: %w", topic, kafkago.LeaderNotAvailable)
+}

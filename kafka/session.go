@@ -1,0 +1,267 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+)
+
+// session is one generation of the group: what was assigned, and the goroutines
+// that fetch, commit and watch. It is over before the group is joined again.
+type session struct {
+	*Source
+	id         epoch
+	ledger     *ledger
+	committer  *committer
+	fetchers   []*fetcher
+	share      int // of Config.BufferBytes, for each partition
+	fetchBytes int
+	over       once     // the broker says that the generation is over
+	rejoin     once     // the group has to be joined again
+	recreated  []string // topics that were created anew since the last generation
+}
+
+// once is a signal that is given at most once.
+type once struct {
+	do sync.Once
+	c  chan struct{}
+}
+
+func (o *once) signal() { o.do.Do(func() { close(o.c) }) }
+
+// assignment returns the partitions of a generation, in order.
+func assignment(gen *kafkago.Generation) []topicPartition {
+	var tps []topicPartition
+	for topic, ps := range gen.Assignments {
+		for _, p := range ps {
+			tps = append(tps, topicPartition{topic, int32(p.ID)})
+		}
+	}
+	slices.SortFunc(tps, func(a, b topicPartition) int {
+		if a.topic != b.topic {
+			return strings.Compare(a.topic, b.topic)
+		}
+		return int(a.id - b.id)
+	})
+	return tps
+}
+
+func newSession(s *Source, gen *kafkago.Generation, tps []topicPartition) *session {
+	se := &session{
+		Source: s, id: epoch{gen.ID, gen.MemberID},
+		over: once{c: make(chan struct{})}, rejoin: once{c: make(chan struct{})},
+		share: max(s.cfg.BufferBytes/max(len(tps), 1), 1),
+	}
+	se.fetchBytes = max(min(s.cfg.FetchBytes, se.share/2), minFetchBytes)
+	se.committer = &committer{
+		interval: s.cfg.CommitInterval, backoff: backoff{most: s.cfg.MaxBackoff}, kicked: make(chan struct{}, 1),
+		send: func(ctx context.Context, items []commitItem) error {
+			return s.coordinator.commit(ctx, se.id, items)
+		},
+		failed: s.commitFailed,
+		done:   s.commitWorked,
+	}
+	se.ledger = newLedger(s.cfg, s.wake, se.committer.kick, s.staleAck)
+	se.committer.ledger = se.ledger
+	for _, tp := range tps {
+		se.ledger.assign(tp)
+	}
+	return se
+}
+
+// run works until revoked ends, the source closes, or the generation turns out
+// to be over; then it settles what can be settled. When it returns, nothing of
+// it runs any more and everything that is out of it is lost.
+func (se *session) run(revoked context.Context) {
+	work, stop := context.WithCancel(se.ctx)
+	defer stop()
+	defer context.AfterFunc(revoked, stop)()
+	defer context.AfterFunc(se.closing, stop)()
+
+	var wg sync.WaitGroup
+	wg.Go(func() { se.work(work) })
+	commits, stopCommits := context.WithCancel(se.ctx)
+	defer stopCommits()
+	wg.Go(func() {
+		if err := se.committer.run(commits, se.ctx); err != nil {
+			se.log.WarnContext(commits, "kafka: the group's generation is over", "generation", se.id.generation, "error", err)
+			se.over.signal()
+		}
+	})
+	select {
+	case <-revoked.Done():
+	case <-se.closing.Done():
+	case <-se.over.c:
+	case <-se.rejoin.c:
+	case <-se.ctx.Done():
+	}
+	stop()
+	began := time.Now()
+	drained := se.ledger.drain()
+	if se.closing.Err() == nil {
+		se.waitDrained(drained)
+	}
+	// From here on an ack is refused, so that each one that was taken is in what
+	// is committed now.
+	lost := se.ledger.end()
+	drain := time.Since(began)
+	stopCommits()
+	wg.Wait()
+	err := se.lastCommit()
+	se.revoked(lost, drain, err)
+}
+
+// work starts the partitions and watches the topics, until ctx ends.
+func (se *session) work(ctx context.Context) {
+	starts, partitions, err := se.prepare(ctx)
+	if err != nil {
+		return // ctx has ended, or the source has failed
+	}
+	se.assigned()
+	var wg sync.WaitGroup
+	for i, p := range se.ledger.partitions {
+		se.fetchers = append(se.fetchers, newFetcher(se, p, starts[i]))
+	}
+	for _, f := range se.fetchers {
+		wg.Go(func() { f.run(ctx) })
+	}
+	if se.cfg.WatchInterval > 0 {
+		w := &watcher{session: se, partitions: partitions, unknown: make(map[string]int)}
+		if w.run(ctx) {
+			se.rejoin.signal()
+		}
+	}
+	wg.Wait()
+}
+
+// prepare finds out where the partitions begin, and how many each topic has. It
+// tries until it knows or ctx ends.
+func (se *session) prepare(ctx context.Context) ([]start, map[string]int, error) {
+	tps := make([]topicPartition, len(se.ledger.partitions))
+	for i, p := range se.ledger.partitions {
+		tps[i] = p.topicPartition
+	}
+	wait := backoff{most: se.cfg.MaxBackoff}
+	bad := trouble{log: se.log, what: "the group's offsets cannot be read"}
+	var foreign []time.Time // looks in a row at which offsets belonged to other topics
+	for {
+		starts, partitions, err := se.lookUp(ctx, tps)
+		if err == nil && slices.ContainsFunc(starts, func(s start) bool { return s.foreign }) {
+			// A broker that lags behind may tell an old id.
+			foreign = append(foreign, time.Now())
+			if len(foreign) < endLooks || time.Since(foreign[0]) < endConfirm {
+				err = errors.New("offsets belong to a topic that was created anew, to be confirmed")
+			}
+		}
+		if err == nil {
+			bad.over(ctx)
+			return starts, partitions, se.resetForeign(ctx, tps, starts)
+		}
+		if ctx.Err() != nil {
+			return nil, nil, ctx.Err()
+		}
+		bad.note(ctx, err)
+		if !wait.sleep(ctx) {
+			return nil, nil, ctx.Err()
+		}
+	}
+}
+
+func (se *session) lookUp(ctx context.Context, tps []topicPartition) ([]start, map[string]int, error) {
+	m, err := se.cluster.metadata(ctx, time.Now())
+	if err != nil {
+		return nil, nil, err
+	}
+	partitions := make(map[string]int)
+	for _, name := range se.topics {
+		topic := m.Topics[name]
+		partitions[name] = len(topic.Leaders)
+		if topic.Err == nil && se.ids.see(name, topic.ID) {
+			se.recreated = append(se.recreated, name)
+		}
+	}
+	if len(tps) == 0 {
+		return nil, partitions, nil
+	}
+	committed, err := se.coordinator.committed(ctx, tps)
+	if err != nil {
+		return nil, nil, err
+	}
+	starts := make([]start, len(tps))
+	for i, tp := range tps {
+		c := committed[tp]
+		starts[i] = start{committed: c.offset}
+		switch se.ids.owner(tp.topic, c.note) {
+		case theirs:
+			starts[i].foreign = c.offset >= 0
+		case unknown:
+			starts[i].foreign = slices.Contains(se.recreated, tp.topic)
+		}
+	}
+	return starts, partitions, nil
+}
+
+// resetForeign reports the offsets that belong to topics that are gone.
+func (se *session) resetForeign(ctx context.Context, tps []topicPartition, starts []start) error {
+	for i, s := range starts {
+		if !s.foreign {
+			continue
+		}
+		e := ResetError{Topic: tps[i].topic, Partition: tps[i].id, Reason: ResetRecreated, Offset: s.committed, End: -1}
+		if !se.reset(ctx, e) {
+			return errStopped
+		}
+	}
+	return nil
+}
+
+// restart makes the partitions of a topic begin anew.
+func (se *session) restart(topic string) {
+	for _, f := range se.fetchers {
+		if f.part.topic == topic {
+			f.askRestart()
+		}
+	}
+}
+
+// waitDrained waits for what is out, for a bounded time.
+func (se *session) waitDrained(drained <-chan struct{}) {
+	t := time.NewTimer(se.cfg.DrainTimeout)
+	defer t.Stop()
+	select {
+	case <-drained:
+	case <-t.C:
+	case <-se.over.c:
+	case <-se.closing.Done():
+	case <-se.ctx.Done():
+	}
+}
+
+// lastCommit commits what is done, before the generation ends. It has what the
+// session's timeout leaves after draining.
+func (se *session) lastCommit() error {
+	select {
+	case <-se.over.c:
+		if len(se.ledger.uncommitted()) > 0 {
+			return errGenerationOver
+		}
+		return nil
+	default:
+	}
+	ctx, cancel := context.WithTimeout(se.ctx, max((se.cfg.SessionTimeout-se.cfg.DrainTimeout)/2, time.Millisecond))
+	defer cancel()
+	se.committer.backoff.reset()
+	if err := se.committer.flush(ctx, ctx); err != nil {
+		return fmt.Errorf("commit offsets: %w", err)
+	}
+	return nil
+}
+
+// errGenerationOver tells that acks were taken that nobody takes from here.
+var errGenerationOver = errors.New("commit offsets: the group's generation is over")

@@ -1,0 +1,54 @@
+package kafka
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// remindEvery is how often trouble that lasts is logged again.
+const remindEvery = 30 * time.Second
+
+// trouble is something that fails again and again, and is logged when it
+// begins, every now and then, and when it is over. It belongs to one
+// goroutine.
+type trouble struct {
+	log   *slog.Logger
+	what  string
+	tries int
+	since time.Time
+	last  time.Time // logged
+}
+
+// note takes one more failure and returns how many there were in a row.
+func (t *trouble) note(ctx context.Context, err error, args ...any) int {
+	now := time.Now()
+	if t.tries == 0 {
+		t.since = now
+	}
+	t.tries++
+	if t.tries == 1 || now.Sub(t.last) >= remindEvery {
+		t.last = now
+		args = append(args, "error", err, "attempt", t.tries, "for", now.Sub(t.since).Round(time.Millisecond))
+		t.log.WarnContext(ctx, "kafka: "+t.what+"; trying again", args...)
+	}
+	return t.tries
+}
+
+// lasts is for how long it has failed in a row.
+func (t *trouble) lasts() time.Duration {
+	if t.tries == 0 {
+		return 0
+	}
+	return time.Since(t.since)
+}
+
+// over notes a success.
+func (t *trouble) over(ctx context.Context, args ...any) {
+	if t.tries == 0 {
+		return
+	}
+	args = append(args, "attempts", t.tries, "after", t.lasts().Round(time.Millisecond))
+	t.log.InfoContext(ctx, "kafka: "+t.what+": over", args...)
+	t.tries = 0
+}
