@@ -182,7 +182,7 @@ func TestUniqueName(t *testing.T) {
 	if other := uniqueName("TestX"); notInName.MatchString(strings.ReplaceAll(other, "_", "")) {
 		t.Errorf("name %q needs quoting", other)
 	}
-	if uniqueName("a") == uniqueName("a") {
-		t.Error("two databases of one test have one name")
+	if one, two := uniqueName("a"), uniqueName("a"); one == two {
+		t.Errorf("two databases of one test are called %s", one)
 	}
 }

@@ -81,7 +81,7 @@ func TestPostgresIsDroppedAfterTheTest(t *testing.T) {
 	t.Parallel()
 	observer := connect(t, servers.Postgres(t))
 	var name string
-	t.Run("user", func(t *testing.T) { //nolint:paralleltest // must be over before the check below
+	t.Run("user", func(t *testing.T) { // must be over before the check below
 		config, err := pgx.ParseConfig(servers.Postgres(t))
 		if err != nil {
 			t.Fatal(err)
@@ -138,7 +138,7 @@ func TestKafkaTakesAndGives(t *testing.T) {
 	if err := writer.WriteMessages(ctx, kafka.Message{Value: []byte("hello")}); err != nil {
 		t.Fatal(err)
 	}
-	reader := kafka.NewReader(kafka.ReaderConfig{Brokers: brokers, Topic: topic, Partition: 0})
+	reader := kafka.NewReader(kafka.ReaderConfig{Brokers: brokers, Topic: topic, MaxWait: 100 * time.Millisecond})
 	defer func() { _ = reader.Close() }()
 	message, err := reader.ReadMessage(ctx)
 	if err != nil || string(message.Value) != "hello" {

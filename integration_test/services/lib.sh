@@ -71,7 +71,7 @@ as_server() {
 choose_state() {
   if [ -n "${ACKAFTER_SERVICES_DIR:-}" ]; then
     echo "$ACKAFTER_SERVICES_DIR"
-  elif [ -w "$repo_dir" ] && as_server test -x "$repo_dir" 2>/dev/null; then
+  elif [ "$(uname -s)" != Linux ] || { [ -w "$repo_dir" ] && as_server test -x "$repo_dir" 2>/dev/null; }; then
     echo "$repo_dir/.services"
   else
     echo "${TMPDIR:-/tmp}/ackafter-services-$(id -u)-$(printf %s "$repo_dir" | cksum | cut -d' ' -f1)"
@@ -285,11 +285,9 @@ show_log() {
   tail -n 25 "$1" >&2
 }
 
-# export_line NAME VALUE prints a line for the shell to evaluate.
-export_line() { printf "export %s='%s'\n" "$1" "$2"; }
-
-# dispatch VERB calls what a service script defines: install, start, stop,
-# running, variables; running and variables must not change anything.
+# dispatch VERB calls what a service script defines: the functions install,
+# start, stop, running and address, and variable, the name of the environment
+# variable for the address. running and address must not change anything.
 dispatch() {
   cd /
   case "${1:-}" in
@@ -307,9 +305,10 @@ dispatch() {
     stop
     ;;
   running) running ;;
-  env) running && variables ;;
+  env) running && printf "export %s='%s'\n" "${variable:?}" "$(address)" ;;
+  variable) echo "${variable:?}" ;;
   *)
-    echo "usage: $0 up|down|running|env" >&2
+    echo "usage: $0 up|down|running|env|variable" >&2
     exit 2
     ;;
   esac

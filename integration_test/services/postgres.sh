@@ -136,6 +136,4 @@ stop() {
   rm -rf -- "$home" "$state/$name.port"
 }
 
-variables() {
-  export_line "$variable" "postgres://postgres@127.0.0.1:$(<"$state/$name.port")/postgres?sslmode=disable"
-}
+address() { echo "postgres://postgres@127.0.0.1:$(<"$state/$name.port")/postgres?sslmode=disable"; }

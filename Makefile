@@ -1,0 +1,88 @@
+# make test      everything, with servers: starts them, runs the tests of all modules, stops them
+# make unit      the tests that need no server
+# make soak      make test at full size and length
+# make lint      the linters, over all modules
+# make bench     the benchmarks, with servers
+# make services  starts the servers and leaves them running; make services-down stops them
+#
+# TESTFLAGS is handed to go test: make test TESTFLAGS='-v -run Kafka'.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory
+
+SERVICES := integration_test/services
+# Every folder with a go.mod; "." is the published module.
+MODULES := . $(patsubst %/go.mod,%,$(wildcard */go.mod))
+GOLANGCI_VERSION := 2.12.2
+
+# The race detector needs a C compiler. Looked up when used: `with` may have
+# installed it.
+RACE = $(if $(shell command -v $$(go env CC)),-race)
+TIMEOUT ?= 14m
+TESTFLAGS ?=
+
+.PHONY: test unit soak lint bench services services-down test-modules bench-modules \
+	download tidy tidy-check fmt fmt-check
+
+test:
+	@$(SERVICES)/with $(MAKE) test-modules
+
+soak:
+	@ACKAFTER_TEST_SOAK=1 $(SERVICES)/with $(MAKE) test-modules TIMEOUT=3h
+
+# The tests of all modules on the servers that the environment names. -count=1:
+# a cached result says nothing about a server.
+test-modules:
+	@status=0; \
+	for module in $(MODULES); do \
+	  start=$$SECONDS; \
+	  echo "=== test $$module"; \
+	  (cd "$$module" && go vet ./... && go test $(RACE) -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...) || status=1; \
+	  echo "=== test $$module: $$((SECONDS - start)) s"; \
+	done; \
+	exit $$status
+
+unit:
+	@unset $${!ACKAFTER_TEST_@}; go vet ./... && go test $(RACE) -timeout $(TIMEOUT) $(TESTFLAGS) ./...
+
+lint:
+	@linter=$$(command -v golangci-lint || true); \
+	is_right() { [ -x "$$1" ] && "$$1" version 2>/dev/null | grep -qF "version $(GOLANGCI_VERSION) "; }; \
+	if ! is_right "$$linter"; then \
+	  linter=$(CURDIR)/bin/golangci-lint; \
+	  is_right "$$linter" || GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_VERSION); \
+	fi; \
+	status=0; \
+	for module in $(MODULES); do \
+	  echo "=== lint $$module"; \
+	  (cd "$$module" && "$$linter" run --config "$(CURDIR)/.golangci.yml" ./...) || status=1; \
+	done; \
+	exit $$status
+
+bench:
+	@$(SERVICES)/with $(MAKE) bench-modules
+
+bench-modules:
+	@for module in $(MODULES); do (cd "$$module" && go test -run '^$$' -bench . -benchmem $(TESTFLAGS) ./...); done
+
+services:
+	@$(SERVICES)/up && $(SERVICES)/env
+
+services-down:
+	@$(SERVICES)/down
+
+download:
+	@for module in $(MODULES); do (cd "$$module" && go mod download); done
+
+tidy:
+	@for module in $(MODULES); do (cd "$$module" && go mod tidy); done
+
+tidy-check:
+	@for module in $(MODULES); do (cd "$$module" && go mod tidy -diff); done
+
+fmt:
+	@gofmt -l -w .
+
+fmt-check:
+	@files=$$(gofmt -l .); [ -z "$$files" ] || { printf 'not formatted by gofmt:\n%s\n' "$$files"; exit 1; }
