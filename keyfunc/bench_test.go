@@ -71,7 +71,7 @@ func BenchmarkKey(b *testing.B) {
 }
 
 // TestAllocations keeps the promise of one allocation a key.
-func TestAllocations(t *testing.T) {
+func TestAllocations(t *testing.T) { //nolint:paralleltest // AllocsPerRun counts what others allocate
 	m := &broker.Message{Body: orderBody(), Headers: headers("tenant", "acme").Headers}
 	f := Join(Header("tenant"), JSON("orderId", "eventType"))
 	// The pool of buffers may be emptied at any time: an average below two.

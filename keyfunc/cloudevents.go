@@ -176,8 +176,7 @@ func appendHTTPValue(dst, value []byte) (_ []byte, rule string) {
 			return dst, "has a percent sign without two hex digits"
 		}
 		dst = append(dst, value[:n]...)
-		code := [4]byte{'0', '0', value[n+1], value[n+2]}
-		dst = append(dst, byte(hex4(code[:])))
+		dst = append(dst, nibble(value[n+1])<<4|nibble(value[n+2]))
 		value = value[n+3:]
 	}
 }

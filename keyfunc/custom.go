@@ -35,7 +35,7 @@ type customPart struct {
 }
 
 func (p customPart) appendKey(dst []byte, m *broker.Message) ([]byte, error) {
-	key, err := guard("custom", func() (string, error) { return p.fn(m) })
+	key, err := guard("custom", p.definition, func() (string, error) { return p.fn(m) })
 	if err != nil {
 		return dst, err
 	}

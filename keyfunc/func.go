@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"reflect"
 	"runtime"
-	"sync"
 
 	"github.com/ackafter/ackafter/broker"
 )
@@ -79,7 +78,7 @@ func Derive(f Func, m *broker.Message) (string, error) {
 	if m == nil {
 		return "", invalid("func", "", "message is nil")
 	}
-	key, err := guard("func", func() (string, error) { return f.Key(m) })
+	key, err := guard("func", "", func() (string, error) { return f.Key(m) })
 	if err != nil {
 		return "", err
 	}
@@ -131,8 +130,8 @@ func newFunc(kind string, p part) Func {
 
 func failed(err error) Func { return &derived{err: err} }
 
-// buffers holds *[]byte in which keys are put together.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 0, 256); return &b }}
+// buffers are where keys are put together.
+var buffers = pool[*[]byte]{fresh: func() *[]byte { b := make([]byte, 0, 256); return &b }}
 
 // maxPooled is the capacity up to which a buffer is kept.
 const maxPooled = 4 << 10
@@ -144,7 +143,7 @@ func (d *derived) Key(m *broker.Message) (string, error) {
 	if m == nil {
 		return "", invalid("func", "", "message is nil")
 	}
-	buffer := buffers.Get().(*[]byte)
+	buffer := buffers.get()
 	dst, err := d.part.appendKey((*buffer)[:0], m)
 	var key string
 	switch {
@@ -157,7 +156,7 @@ func (d *derived) Key(m *broker.Message) (string, error) {
 	if cap(dst) <= maxPooled {
 		*buffer = dst[:0]
 	}
-	buffers.Put(buffer)
+	buffers.put(buffer)
 	return key, err
 }
 
@@ -201,7 +200,7 @@ type foreign struct {
 }
 
 func (p foreign) appendKey(dst []byte, m *broker.Message) ([]byte, error) {
-	key, err := guard("func", func() (string, error) { return p.f.Key(m) })
+	key, err := guard("func", "", func() (string, error) { return p.f.Key(m) })
 	if err != nil {
 		return dst, err
 	}
@@ -215,24 +214,28 @@ func (p foreign) arity() int   { return 1 }
 // already, and so does a panic: one message must not bring the process down. The
 // value of the panic is not shown unless the runtime made it: it may quote the
 // message.
-func guard[T any](kind string, fn func() (T, error)) (result T, err error) {
+func guard[T any](kind, field string, fn func() (T, error)) (result T, err error) {
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
 		case runtime.Error:
-			err = &Error{Func: kind, Rule: "function panicked", Err: p}
+			err = &Error{Func: kind, Field: field, Rule: "function panicked", Err: p}
 		default:
-			err = invalid(kind, "", fmt.Sprintf("function panicked with a value of type %T", p))
+			err = invalid(kind, field, fmt.Sprintf("function panicked with a value of type %T", p))
 		}
 	}()
 	result, err = fn()
 	if err == nil {
 		return result, nil
 	}
-	if own := (*Error)(nil); !errors.As(err, &own) {
-		err = &Error{Func: kind, Rule: "function failed", Err: err}
+	if own := (*Error)(nil); errors.As(err, &own) {
+		return result, err
 	}
-	return result, err
+	rule := "function failed"
+	if errors.Is(err, ErrMissing) {
+		rule = "function found no key"
+	}
+	return result, &Error{Func: kind, Field: field, Rule: rule, Err: err}
 }
 
 // isNil tells whether v is nil or an interface that holds a nil pointer or

@@ -33,7 +33,9 @@ func splitTuple(key string) []string {
 }
 
 // FuzzTuples: two different tuples, of equal or different length, never give one
-// key, neither plain nor as parts of another tuple. case Y3
+// key, neither plain nor as parts of another tuple.
+//
+// case Y3
 func FuzzTuples(f *testing.F) {
 	f.Add("a|b/c", "a/b|c")
 	f.Add("ab/c", "a/bc")
@@ -117,7 +119,9 @@ func FuzzDefinition(f *testing.F) {
 }
 
 // FuzzUnescape: for every JSON string, the text is that of encoding/json, except
-// that what encoding/json would replace is refused. case Y2
+// that what encoding/json would replace is refused.
+//
+// case Y2
 func FuzzUnescape(f *testing.F) {
 	for _, s := range []string{"a", `\u0041\n`, `\ud834\udd1e`, `\ud834`, `\udd1e\ud834`, "\xff", "\ufffd", `\uFFFD`, `\ud800\u0041`, `\\u0041`, "\xed\xa0\x80", `\ud800\\udc00`} {
 		f.Add(s)
@@ -156,7 +160,9 @@ func countEscapedReplacement(raw string) (n int) {
 	return n
 }
 
-// FuzzNumber: two numbers have one text exactly if they have one value. case Y4
+// FuzzNumber: two numbers have one text exactly if they have one value.
+//
+// case Y4
 func FuzzNumber(f *testing.F) {
 	f.Add("1", "1.0")
 	f.Add("1e0", "10e-1")
@@ -385,7 +391,9 @@ func FuzzCloudEvents(f *testing.F) {
 	})
 }
 
-// FuzzFrames: no body breaks a frame, and gzip keeps to its limit. case K9
+// FuzzFrames: no body breaks a frame, and gzip keeps to its limit.
+//
+// case K9
 func FuzzFrames(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x00\x0c{\"id\":\"A1\"}"))
 	f.Add([]byte("\x00\x00\x00\x00\x0c\x04\x02\x06{\"id\":\"A1\"}"))

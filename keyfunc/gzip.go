@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"sync"
 )
 
 // defaultGzipLimit is what Gzip(0) lets a body grow to.
 const defaultGzipLimit = 16 << 20
 
-// gzipReaders holds *gzip.Reader.
-var gzipReaders = sync.Pool{New: func() any { return new(gzip.Reader) }}
+var gzipReaders = pool[*gzip.Reader]{fresh: func() *gzip.Reader { return new(gzip.Reader) }}
 
 // Gzip is a body compressed with gzip (RFC 1952, concatenated members
 // included). limit bounds the uncompressed body in bytes, so that a small
@@ -39,8 +37,8 @@ func gunzip(name string, body []byte, limit int64) ([]byte, error) {
 	if body[0] != 0x1f || len(body) > 1 && body[1] != 0x8b {
 		return nil, missing(name, "", fmt.Sprintf("body is not gzip, which begins with 0x1f 0x8b: first byte is 0x%02x", body[0]))
 	}
-	r := gzipReaders.Get().(*gzip.Reader)
-	defer gzipReaders.Put(r)
+	r := gzipReaders.get()
+	defer gzipReaders.put(r)
 	if err := r.Reset(bytes.NewReader(body)); err != nil {
 		return nil, &Error{Func: name, Rule: "frame is broken", Err: err}
 	}

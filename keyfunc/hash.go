@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"hash"
-	"sync"
 
 	"github.com/ackafter/ackafter/broker"
 )
@@ -61,7 +60,7 @@ func HMAC(secret []byte, f Func) Func {
 	}
 	h := &hmacPart{part: p}
 	secret = bytes.Clone(secret)
-	h.hashes.New = func() any { return &keyedHash{Hash: hmac.New(sha256.New, secret)} }
+	h.hashes.fresh = func() *keyedHash { return &keyedHash{Hash: hmac.New(sha256.New, secret)} }
 	// No key holds a NUL, so that no key has this text.
 	fingerprint := h.appendSum(nil, []byte("keyfunc\x00fingerprint of the secret"))[:8]
 	h.definition = callDefinition("hmac", "sha256-"+string(fingerprint), p.text())
@@ -71,7 +70,7 @@ func HMAC(secret []byte, f Func) Func {
 type hmacPart struct {
 	part       part
 	definition string
-	hashes     sync.Pool // of *keyedHash
+	hashes     pool[*keyedHash]
 }
 
 // keyedHash is a hash with room for its sum.
@@ -94,8 +93,8 @@ func (p *hmacPart) appendKey(dst []byte, m *broker.Message) ([]byte, error) {
 
 // appendSum appends the HMAC of text, which may lie behind the end of dst, in hex.
 func (p *hmacPart) appendSum(dst, text []byte) []byte {
-	h := p.hashes.Get().(*keyedHash)
-	defer p.hashes.Put(h)
+	h := p.hashes.get()
+	defer p.hashes.put(h)
 	h.Reset()
 	_, _ = h.Write(text) // a hash never fails
 	return hex.AppendEncode(dst, h.Sum(h.sum[:0]))

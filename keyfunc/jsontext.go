@@ -54,17 +54,21 @@ func appendUnescaped(dst, raw []byte) (_ []byte, rule string) {
 // hex4 is the value of four hex digits.
 func hex4(digits []byte) (r rune) {
 	for _, c := range digits[:4] {
-		switch {
-		case c >= 'a':
-			c -= 'a' - 10
-		case c >= 'A':
-			c -= 'A' - 10
-		default:
-			c -= '0'
-		}
-		r = r<<4 | rune(c)
+		r = r<<4 | rune(nibble(c))
 	}
 	return r
+}
+
+// nibble is the value of a hex digit.
+func nibble(c byte) byte {
+	switch {
+	case c >= 'a':
+		return c - 'a' + 10
+	case c >= 'A':
+		return c - 'A' + 10
+	default:
+		return c - '0'
+	}
 }
 
 // maxNumber is the longest number that is written out, in bytes.

@@ -166,8 +166,14 @@ func TestPrefix(t *testing.T) {
 		t.Errorf("key = %q", key)
 	}
 	wantError(t, Prefix("a", JSON("id")), jsonBody(`{}`), ErrMissing, "is missing")
-	if a := Prefix("a", JSON("x", "y")).(*derived).part.arity(); a != 3 {
-		t.Errorf("arity = %d", a)
+	// Alternatives of three components and of one: nested in a tuple.
+	m := headers("h", "H")
+	m.Body = []byte(`{"x":1,"y":2}`)
+	if key := mustKey(t, Join(First(Prefix("a", JSON("x", "y")), JSON("z")), Header("h")), m); key != `a\|1\|2|H` {
+		t.Errorf("key = %q", key)
+	}
+	if key := mustKey(t, Join(First(Prefix("a", JSON("x", "y")), JSON("x", "y", "z")), Header("h")), m); key != `a|1|2|H` {
+		t.Errorf("key = %q", key)
 	}
 }
 
@@ -229,11 +235,11 @@ func TestCustom(t *testing.T) {
 		t.Errorf("key = %q", key)
 	}
 	cause := errors.New("no such tag")
-	wantError(t, with("", cause), m, ErrInvalid, "keyfunc: custom: function failed: no such tag")
+	wantError(t, with("", cause), m, ErrInvalid, `keyfunc: custom "my key": function failed: no such tag`)
 	if _, err := with("", cause).Key(m); !errors.Is(err, cause) {
 		t.Errorf("the cause is lost: %v", err)
 	}
-	wantError(t, with("", ErrMissing), m, ErrMissing, "function failed")
+	wantError(t, with("", ErrMissing), m, ErrMissing, "function found no key")
 	wantError(t, with("", fmt.Errorf("tag 7: %w", ErrMissing)), m, ErrMissing, "tag 7")
 	wantError(t, with("", nil), m, ErrInvalid, `custom "my key": is blank`)
 	wantError(t, with("\xff", nil), m, ErrInvalid, "UTF-8")
@@ -260,7 +266,7 @@ func TestForeignPart(t *testing.T) {
 	if key := mustKey(t, First(own{err: ErrMissing, definition: "x"}, MessageID()), m); key != "m" {
 		t.Errorf("key = %q", key)
 	}
-	wantError(t, First(own{err: fmt.Errorf("tag: %w", ErrMissing), definition: "x"}), m, ErrMissing, "func: function failed: tag: ")
+	wantError(t, First(own{err: fmt.Errorf("tag: %w", ErrMissing), definition: "x"}), m, ErrMissing, "func: function found no key: tag: ")
 }
 
 // zip is body in gzip.
@@ -388,8 +394,8 @@ func TestOwnFrame(t *testing.T) {
 	if d := f.Definition(); d != `unwrap(frame:env\:1|join(json:id|header:kind));v1` {
 		t.Errorf("definition = %q", d)
 	}
-	wantError(t, Unwrap(envelope{err: errors.New("cause")}, JSON("id")), m, ErrInvalid, "unwrap: function failed: cause")
-	wantError(t, Unwrap(envelope{err: ErrMissing}, JSON("id")), m, ErrMissing, "function failed")
+	wantError(t, Unwrap(envelope{err: errors.New("cause")}, JSON("id")), m, ErrInvalid, `unwrap "env:1": function failed: cause`)
+	wantError(t, Unwrap(envelope{err: ErrMissing}, JSON("id")), m, ErrMissing, "function found no key")
 	wantError(t, Unwrap(&nilFrame{definition: "x"}, JSON("id")), m, ErrInvalid, "frame returned no message")
 	stacked := Unwrap(ConfluentFrame(), Unwrap(Gzip(0), JSON("id")))
 	if key := mustKey(t, stacked, jsonBody("\x00\x00\x00\x00\x01"+zip(t, `{"id":"A1"}`))); key != "A1" {

@@ -63,7 +63,7 @@ type unwrapPart struct {
 }
 
 func (p unwrapPart) appendKey(dst []byte, m *broker.Message) ([]byte, error) {
-	inner, err := guard("unwrap", func() (*broker.Message, error) { return p.frame.Strip(m) })
+	inner, err := guard("unwrap", p.frame.Definition(), func() (*broker.Message, error) { return p.frame.Strip(m) })
 	if err != nil {
 		return dst, err
 	}
