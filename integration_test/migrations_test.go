@@ -107,6 +107,7 @@ func names(t *testing.T, db *sql.DB, query string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = rows.Close() }()
 	var all []string
 	for rows.Next() {
 		var name string
@@ -115,7 +116,7 @@ func names(t *testing.T, db *sql.DB, query string) []string {
 		}
 		all = append(all, name)
 	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+	if err := rows.Err(); err != nil {
 		t.Fatal(err)
 	}
 	return all

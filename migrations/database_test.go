@@ -3,7 +3,6 @@ package migrations_test
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
@@ -232,6 +231,7 @@ func column(t *testing.T, db *sql.DB, query string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = rows.Close() }()
 	var values []string
 	for rows.Next() {
 		var v string
@@ -240,7 +240,7 @@ func column(t *testing.T, db *sql.DB, query string) []string {
 		}
 		values = append(values, v)
 	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+	if err := rows.Err(); err != nil {
 		t.Fatal(err)
 	}
 	return values

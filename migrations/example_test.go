@@ -17,6 +17,7 @@ import (
 
 // The tables are made at the start of a program, by goose as a library.
 func ExampleGoose() {
+	ctx := context.Background()
 	dir, err := os.MkdirTemp("", "inbox")
 	if err != nil {
 		log.Fatal(err)
@@ -34,7 +35,7 @@ func ExampleGoose() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	done, err := provider.Up(context.Background())
+	done, err := provider.Up(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -43,7 +44,7 @@ func ExampleGoose() {
 	}
 
 	var version int
-	if err := db.QueryRow("select version from inbox_schema").Scan(&version); err != nil {
+	if err := db.QueryRowContext(ctx, "select version from inbox_schema").Scan(&version); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println("version", version, "needed", migrations.Version)
@@ -68,6 +69,7 @@ func ExamplePostgres() {
 
 // Without any migration tool, the files run in order.
 func ExampleSQLite() {
+	ctx := context.Background()
 	db, err := sql.Open("sqlite", ":memory:")
 	if err != nil {
 		log.Fatal(err)
@@ -84,12 +86,12 @@ func ExampleSQLite() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		if _, err := db.Exec(string(script)); err != nil {
+		if _, err := db.ExecContext(ctx, string(script)); err != nil {
 			log.Fatal(err)
 		}
 	}
 	var keys int
-	if err := db.QueryRow("select count(*) from inbox").Scan(&keys); err != nil {
+	if err := db.QueryRowContext(ctx, "select count(*) from inbox").Scan(&keys); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(keys, "keys")
