@@ -18,7 +18,7 @@ type fault struct {
 	opened    func(q *faultyQueue)
 	published func(q *faultyQueue, messages []*broker.Message)
 	deliver   func(d *broker.Delivery)                  // changes a delivery before it is handed over
-	message   func(m *broker.Message)                   // changes a message before it is handed over
+	message   func(s *faultySource, m *broker.Message)  // changes a message before it is handed over
 	context   func(ctx context.Context) context.Context // replaces the context of a delivery
 	receive   func(ctx context.Context, s *faultySource, limit int) ([]*broker.Delivery, error)
 	ack       func(ctx context.Context, s *faultySource, inner *broker.Delivery) error
@@ -135,6 +135,7 @@ type faultySource struct {
 	held     []*broker.Delivery // inner deliveries that are not settled, in their order
 	buffered []*broker.Delivery // for faults that keep something back
 	closed   bool
+	scratch  []byte // for a fault
 }
 
 func (s *faultySource) Receive(ctx context.Context, limit int) ([]*broker.Delivery, error) {
@@ -174,7 +175,7 @@ func (s *faultySource) next(ctx context.Context, limit int) ([]*broker.Delivery,
 func (s *faultySource) wrap(inner *broker.Delivery) *broker.Delivery {
 	m := *inner.Message
 	if s.message != nil {
-		s.message(&m)
+		s.message(s, &m)
 	}
 	ctx := inner.Context()
 	if s.context != nil {

@@ -127,31 +127,43 @@ func (r *rig) receiveOnce(ctx context.Context, source broker.Source, limit int) 
 	return r.checkReceived(got, limit)
 }
 
-// checkReceived checks what holds for every call of Receive.
+// checkReceived checks what holds for every call of Receive, and ends the rule
+// when nothing is left to go on with.
 func (r *rig) checkReceived(got received, limit int) ([]*broker.Delivery, error) {
 	r.Helper()
-	deliveries := got.deliveries
+	whole, faults := got.sift(limit)
+	for _, fault := range faults {
+		r.Errorf("%s", fault)
+	}
+	if got.err == nil && len(whole) == 0 {
+		r.Fatalf("Receive returned nothing to work on and no error, want it to wait")
+	}
+	return whole, got.err
+}
+
+// sift returns the deliveries that can be worked on, and what is wrong.
+func (got received) sift(limit int) (whole []*broker.Delivery, faults []string) {
+	n := len(got.deliveries)
 	if got.err != nil {
-		if len(deliveries) > 0 {
-			r.Errorf("Receive returned %d deliveries together with the error %v, want none: they would be lost", len(deliveries), got.err)
+		if n > 0 {
+			faults = append(faults, fmt.Sprintf("Receive returned %d deliveries together with the error %v, want none: they would be lost", n, got.err))
 		}
-		return nil, got.err
+		return nil, faults
 	}
-	if len(deliveries) < 1 || len(deliveries) > limit {
-		r.Errorf("Receive(limit %d) returned %d deliveries, want 1..%d", limit, len(deliveries), limit)
+	if n < 1 || n > limit {
+		faults = append(faults, fmt.Sprintf("Receive(limit %d) returned %d deliveries, want 1..%d", limit, n, limit))
 	}
-	whole := deliveries[:0:0]
-	for _, d := range deliveries {
+	for _, d := range got.deliveries {
 		if d == nil || d.Message == nil {
-			r.Errorf("Receive returned a delivery that is nil, or has no message")
+			faults = append(faults, "Receive returned a delivery that is nil, or has no message")
 			continue
 		}
 		if d.Settled() {
-			r.Errorf("%s: the delivery is settled already when it is handed over", body(d))
+			faults = append(faults, fmt.Sprintf("%s: the delivery is settled already when it is handed over", body(d)))
 		}
 		whole = append(whole, d)
 	}
-	return whole, nil
+	return whole, faults
 }
 
 // receive collects exactly the messages with these bodies, each once and in any
@@ -198,6 +210,9 @@ func (r *rig) receiveAtLeast(source broker.Source, want ...string) []*broker.Del
 		if err != nil {
 			r.Fatalf("receive: %v; %v never came, only %v", err, missing, deliveredBodies(got))
 		}
+		if len(got) > 100*len(want) {
+			r.Fatalf("%v never came in %d deliveries of others", missing, len(got))
+		}
 		for _, d := range deliveries {
 			got = append(got, d)
 			missing = slices.DeleteFunc(missing, func(name string) bool { return name == body(d) })
@@ -222,13 +237,18 @@ func (r *rig) quiet(source broker.Source, why string) {
 
 func (r *rig) ack(deliveries ...*broker.Delivery) {
 	r.Helper()
-	ctx, cancel := r.context()
-	defer cancel()
 	for _, d := range deliveries {
-		if err := bounded(r, ctx, "Ack", func() error { return d.Ack(ctx) }); err != nil {
+		if err := r.tryAck(d); err != nil {
 			r.Fatalf("ack %s: %v", body(d), err)
 		}
 	}
+}
+
+func (r *rig) tryAck(d *broker.Delivery) error {
+	r.Helper()
+	ctx, cancel := r.context()
+	defer cancel()
+	return bounded(r, ctx, "Ack", func() error { return d.Ack(ctx) })
 }
 
 func (r *rig) nack(delay time.Duration, deliveries ...*broker.Delivery) {
@@ -288,9 +308,7 @@ func (r *rig) lost(deliveries ...*broker.Delivery) {
 // refuse checks that settling returns the error.
 func (r *rig) refuse(d *broker.Delivery, want error) {
 	r.Helper()
-	ctx, cancel := r.context()
-	defer cancel()
-	if err := bounded(r, ctx, "Ack", func() error { return d.Ack(ctx) }); !errors.Is(err, want) {
+	if err := r.tryAck(d); !errors.Is(err, want) {
 		r.Errorf("ack %s: got the error %v, want %v", body(d), err, want)
 	}
 }

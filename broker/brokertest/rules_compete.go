@@ -35,13 +35,10 @@ func (c *crew) faultf(format string, args ...any) {
 // work receives, holds and acks on a source until ctx ends.
 func (c *crew) work(ctx context.Context, member int, source broker.Source) {
 	for {
-		deliveries, err := source.Receive(ctx, 2)
-		if err != nil {
-			if !errors.Is(err, context.Canceled) {
-				c.mu.Lock()
-				c.faultf("source %d: receive: %v", member, err)
-				c.mu.Unlock()
-			}
+		const limit = 2
+		received, err := source.Receive(ctx, limit)
+		deliveries := c.sift(member, received, err, limit)
+		if len(deliveries) == 0 {
 			return
 		}
 		for _, d := range deliveries {
@@ -52,6 +49,21 @@ func (c *crew) work(ctx context.Context, member int, source broker.Source) {
 			c.done(ctx, member, d)
 		}
 	}
+}
+
+// sift returns what can be worked on; nothing is the end.
+func (c *crew) sift(member int, deliveries []*broker.Delivery, err error, limit int) []*broker.Delivery {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	whole, faults := received{deliveries, err}.sift(limit)
+	c.faults = append(c.faults, faults...)
+	switch {
+	case err == nil && len(whole) == 0:
+		c.faultf("source %d: Receive returned nothing to work on and no error, want it to wait", member)
+	case err != nil && !errors.Is(err, context.Canceled):
+		c.faultf("source %d: receive: %v", member, err)
+	}
+	return whole
 }
 
 func (c *crew) take(member int, d *broker.Delivery) {
@@ -149,10 +161,8 @@ func closedSourceHandsOver(r *rig) {
 	r.close(first)
 	got := r.receiveAtLeast(second, bodies(messages)...)
 	for _, d := range got {
-		ctx, cancel := r.context()
-		if err := d.Ack(ctx); err != nil && !errors.Is(err, broker.ErrLost) {
+		if err := r.tryAck(d); err != nil && !errors.Is(err, broker.ErrLost) {
 			r.Errorf("ack %s: %v", body(d), err)
 		}
-		cancel()
 	}
 }
