@@ -51,7 +51,7 @@ func (f fault) setup(t testing.TB) Queue {
 	t.Cleanup(func() {
 		close(q.end)
 		for _, s := range q.sources {
-			_ = s.inner.Close(context.Background()) // never fails
+			_ = s.inner.Close(context.WithoutCancel(t.Context())) // never fails
 		}
 	})
 	return Queue{
@@ -74,7 +74,7 @@ func (f fault) setup(t testing.TB) Queue {
 			return nil
 		},
 		Lose: func(_ context.Context, source broker.Source) error {
-			s := source.(*faultySource)
+			s := own(t, source)
 			if q.lose != nil {
 				q.lose(s)
 				return nil
@@ -83,7 +83,7 @@ func (f fault) setup(t testing.TB) Queue {
 			return nil
 		},
 		Crash: func(ctx context.Context, source broker.Source) error {
-			s := source.(*faultySource)
+			s := own(t, source)
 			if q.crash != nil {
 				q.crash(s)
 				return nil
@@ -115,6 +115,15 @@ func (f fault) setup(t testing.TB) Queue {
 			return map[string]int64{q.name: q.contiguous()}, nil
 		},
 	}
+}
+
+// own returns the source as what Open returned.
+func own(t testing.TB, source broker.Source) *faultySource {
+	s, ok := source.(*faultySource)
+	if !ok {
+		t.Fatalf("the suite passed a %T to a hook, want what Open returned", source)
+	}
+	return s
 }
 
 // contiguous returns the first offset that is not acked.
@@ -167,7 +176,7 @@ func (s *faultySource) next(ctx context.Context, limit int) ([]*broker.Delivery,
 	}
 	outer := make([]*broker.Delivery, len(inner))
 	for i, d := range inner {
-		outer[i] = s.wrap(d)
+		outer[i] = s.wrap(d) //nolint:contextcheck // a delivery outlives the Receive that returned it
 	}
 	return outer, nil
 }

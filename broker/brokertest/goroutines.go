@@ -54,7 +54,7 @@ func closeEndsGoroutines(r *rig) {
 	deadline := time.Now().Add(r.timing.Prompt)
 	stacks := running()
 	for len(stacks) > 0 && time.Now().Before(deadline) {
-		time.Sleep(r.timing.Prompt / 50)
+		pause(r.Context(), r.timing.Prompt/50)
 		stacks = running()
 	}
 	if len(stacks) > 0 {

@@ -24,7 +24,7 @@ type recorder struct {
 // what it reported.
 func record(t *testing.T, f func(t testing.TB)) *recorder {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(t.Context())
 	r := &recorder{TB: t, ctx: ctx}
 	r.run(func() { f(r) })
 	cancel()

@@ -55,7 +55,7 @@ func (r *rig) open() broker.Source {
 		// The test's own context has ended by now.
 		ctx, cancel := context.WithTimeout(context.Background(), r.timing.Wait)
 		defer cancel()
-		bounded(r, ctx, "Close", func() error { return source.Close(ctx) }) // rules about Close look at its error themselves
+		_ = bounded(ctx, r, "Close", func() error { return source.Close(ctx) }) // rules about Close look at its error themselves
 	})
 	return source
 }
@@ -120,7 +120,7 @@ type received struct {
 // receiveOnce calls Receive once and checks what holds for every call.
 func (r *rig) receiveOnce(ctx context.Context, source broker.Source, limit int) ([]*broker.Delivery, error) {
 	r.Helper()
-	got := bounded(r, ctx, "Receive", func() received {
+	got := bounded(ctx, r, "Receive", func() received {
 		deliveries, err := source.Receive(ctx, limit)
 		return received{deliveries, err}
 	})
@@ -248,7 +248,7 @@ func (r *rig) tryAck(d *broker.Delivery) error {
 	r.Helper()
 	ctx, cancel := r.context()
 	defer cancel()
-	return bounded(r, ctx, "Ack", func() error { return d.Ack(ctx) })
+	return bounded(ctx, r, "Ack", func() error { return d.Ack(ctx) })
 }
 
 func (r *rig) nack(delay time.Duration, deliveries ...*broker.Delivery) {
@@ -256,7 +256,7 @@ func (r *rig) nack(delay time.Duration, deliveries ...*broker.Delivery) {
 	ctx, cancel := r.context()
 	defer cancel()
 	for _, d := range deliveries {
-		if err := bounded(r, ctx, "Nack", func() error { return d.Nack(ctx, delay) }); err != nil {
+		if err := bounded(ctx, r, "Nack", func() error { return d.Nack(ctx, delay) }); err != nil {
 			r.Fatalf("nack %s: %v", body(d), err)
 		}
 	}
@@ -266,7 +266,7 @@ func (r *rig) close(source broker.Source) {
 	r.Helper()
 	ctx, cancel := r.context()
 	defer cancel()
-	if err := bounded(r, ctx, "Close", func() error { return source.Close(ctx) }); err != nil {
+	if err := bounded(ctx, r, "Close", func() error { return source.Close(ctx) }); err != nil {
 		r.Fatalf("close: %v", err)
 	}
 }
@@ -336,7 +336,7 @@ func await[T any](r *rig, result <-chan T, limit time.Duration, what string) T {
 }
 
 // bounded calls f, which must return when ctx ends.
-func bounded[T any](r *rig, ctx context.Context, what string, f func() T) T {
+func bounded[T any](ctx context.Context, r *rig, what string, f func() T) T {
 	r.Helper()
 	result := start(f)
 	select {
@@ -344,6 +344,16 @@ func bounded[T any](r *rig, ctx context.Context, what string, f func() T) T {
 		return v
 	case <-ctx.Done():
 		return await(r, result, r.timing.Prompt, what+", whose ctx has ended,")
+	}
+}
+
+// pause lets time pass; it ends early with ctx.
+func pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
 	}
 }
 

@@ -62,7 +62,7 @@ func closeIsBounded(r *rig) {
 
 	ctx, cancel := context.WithCancel(r.Context())
 	cancel()
-	if err := bounded(r, ctx, "Close", func() error { return source.Close(ctx) }); err != nil {
+	if err := bounded(ctx, r, "Close", func() error { return source.Close(ctx) }); err != nil {
 		r.Logf("Close with a ctx that has ended: %v", err) // allowed: it may not have reached the broker
 	}
 	r.lost(got...)
@@ -114,7 +114,7 @@ func closeIsBoundedWhenCut(r *rig) {
 	restore := r.cut()
 	ctx, cancel := context.WithTimeout(r.Context(), r.timing.Quiet)
 	defer cancel()
-	if err := bounded(r, ctx, "Close", func() error { return source.Close(ctx) }); err != nil {
+	if err := bounded(ctx, r, "Close", func() error { return source.Close(ctx) }); err != nil {
 		r.Logf("Close while the broker cannot be reached: %v", err) // allowed
 	}
 	r.lost(got...)

@@ -44,7 +44,7 @@ func (c *crew) work(ctx context.Context, member int, source broker.Source) {
 		for _, d := range deliveries {
 			c.take(member, d)
 		}
-		time.Sleep(c.timing.Quiet / 50) // the others get the chance to receive something wrong
+		pause(ctx, c.timing.Quiet/50) // the others get the chance to receive something wrong
 		for _, d := range deliveries {
 			c.done(ctx, member, d)
 		}

@@ -3,7 +3,6 @@ package brokertest
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/ackafter/ackafter/broker"
 )
@@ -64,7 +63,7 @@ func idleKeepsDeliveries(r *rig) {
 	r.publish(messages...)
 	source := r.open()
 	got := r.receive(source, bodies(messages)...)
-	time.Sleep(r.timing.Idle)
+	pause(r.Context(), r.timing.Idle)
 	for _, d := range got {
 		if err := d.Context().Err(); err != nil {
 			r.Errorf("%s: the delivery was lost (%v) while the source was idle for %v", body(d), err, r.timing.Idle)

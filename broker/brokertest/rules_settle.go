@@ -159,7 +159,7 @@ func committedNeverPasses(r *rig) {
 		}
 		for range 5 {
 			sample(limit)
-			time.Sleep(r.timing.Quiet / 5)
+			pause(r.Context(), r.timing.Quiet/5)
 		}
 	}
 	r.close(source)

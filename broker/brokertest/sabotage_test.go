@@ -80,7 +80,7 @@ var receiveSabotages = []sabotage{
 	{"drops what came while ctx ended", []string{"05"}, "were lost by a Receive", always(fault{
 		receive: func(ctx context.Context, s *faultySource, limit int) ([]*broker.Delivery, error) {
 			deliveries, err := s.next(ctx, limit)
-			time.Sleep(150 * time.Microsecond)
+			pause(context.WithoutCancel(ctx), 150*time.Microsecond)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -90,7 +90,7 @@ var receiveSabotages = []sabotage{
 	{"returns deliveries together with an error", []string{"05"}, "together with the error", always(fault{
 		receive: func(ctx context.Context, s *faultySource, limit int) ([]*broker.Delivery, error) {
 			deliveries, err := s.next(ctx, limit)
-			time.Sleep(150 * time.Microsecond)
+			pause(context.WithoutCancel(ctx), 150*time.Microsecond)
 			if err == nil {
 				err = ctx.Err()
 			}
@@ -156,14 +156,14 @@ var settleSabotages = []sabotage{
 				return inner.Nack(ctx, delay)
 			},
 			receive: func(ctx context.Context, s *faultySource, limit int) ([]*broker.Delivery, error) {
-				time.Sleep(time.Until(time.Unix(0, until.Load())))
+				pause(ctx, time.Until(time.Unix(0, until.Load())))
 				return s.next(ctx, limit)
 			},
 		}
 	}},
 	{"a second ack hits another message", []string{"13"}, `already settled`, always(fault{
 		refused: func(s *faultySource, err error) {
-			if err == broker.ErrSettled {
+			if errors.Is(err, broker.ErrSettled) {
 				s.ackAll()
 			}
 		},
@@ -249,7 +249,7 @@ var settleSabotages = []sabotage{
 				return io.ErrNoProgress
 			}
 			defer busy.Unlock()
-			time.Sleep(time.Millisecond)
+			pause(ctx, time.Millisecond)
 			return s.rightAck(ctx, inner)
 		}}
 	}},
@@ -275,7 +275,7 @@ var loseSabotages = []sabotage{
 	})},
 	{"a late ack removes another message", []string{"21"}, "never came", always(fault{
 		refused: func(s *faultySource, err error) {
-			if err == broker.ErrLost {
+			if errors.Is(err, broker.ErrLost) {
 				s.ackAll()
 			}
 		},

@@ -2,6 +2,7 @@ package memory_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -22,7 +23,11 @@ func TestConformance(t *testing.T) {
 					return nil
 				},
 				Lose: func(_ context.Context, source broker.Source) error {
-					source.(*memory.Source).Revoke()
+					s, ok := source.(*memory.Source)
+					if !ok {
+						return fmt.Errorf("got a %T, want what Open returned", source)
+					}
+					s.Revoke()
 					return nil
 				},
 				Crash: func(ctx context.Context, source broker.Source) error { return source.Close(ctx) },
