@@ -1,0 +1,158 @@
+package inboxpgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/ackafter/ackafter/inbox"
+	"github.com/ackafter/ackafter/inbox/internal/column"
+)
+
+// maxError is how much of an error's text is kept with a parked message.
+const maxError = 8 << 10
+
+// Park implements inbox.Batch.
+func (b *batch) Park(ctx context.Context, i int, p inbox.Parked) error {
+	if err := b.park(ctx, i, p); err != nil {
+		return fmt.Errorf("inboxpgx: park: %w", err)
+	}
+	return nil
+}
+
+func (b *batch) park(ctx context.Context, i int, p inbox.Parked) error {
+	switch {
+	case i >= len(b.entries):
+		return fmt.Errorf("entry %d: there are %d", i, len(b.entries))
+	case p.Message == nil:
+		return errors.New("Message must not be nil")
+	}
+	if err := b.enter(idle); err != nil {
+		return err
+	}
+	defer b.leave(idle, nil)
+	q := &pgx.Batch{}
+	if b.sp != spNone {
+		// Outside of any run's savepoint, or a later failure would take it along.
+		q.Queue(sqlRelease)
+	}
+	q.Queue(b.store.sql.park, parkArgs(&p)...)
+	if err := b.conn.SendBatch(ctx, q).Close(); err != nil {
+		return savepointError(marked(b.conn, err))
+	}
+	b.sp = spNone
+	if i >= 0 {
+		b.keep(i, false, nil)
+	}
+	return nil
+}
+
+func parkArgs(p *inbox.Parked) []any {
+	m := p.Message
+	return []any{
+		p.Tenant, p.Consumer, column.Key(p.MessageKey), orEmpty(p.Fingerprint), []byte(p.Lane), string(p.State), string(p.Reason),
+		column.Text(p.Error, maxError), toInt32(p.Attempts),
+		column.Text(m.ID, maxText), column.Text(m.Source, maxText), toPosition(m.Position), m.Key, column.EncodeHeaders(m.Headers), m.Body,
+		toTime(m.Time), toTime(p.EventTime), column.Text(p.Worker, maxText),
+	}
+}
+
+// orEmpty is for columns that hold no null.
+func orEmpty(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+// Commit implements inbox.Batch.
+func (b *batch) Commit(ctx context.Context) error {
+	if err := b.commit(ctx); err != nil {
+		return fmt.Errorf("inboxpgx: commit: %w", err)
+	}
+	return nil
+}
+
+func (b *batch) commit(ctx context.Context) error {
+	if err := b.enter(idle); err != nil {
+		if !errors.Is(err, errEnded) {
+			b.Abort()
+		}
+		return fmt.Errorf("%w: %w", inbox.ErrNotCommitted, err)
+	}
+	q := &pgx.Batch{}
+	b.queueEnd(q)
+	q.Queue(sqlCommit)
+	r := newReader(b.conn.SendBatch(ctx, q))
+	for range q.Len() - 1 {
+		r.exec()
+	}
+	tag := r.exec()
+	err := marked(b.conn, r.close())
+	if b.end() {
+		giveBack(b.pooled)
+	}
+	switch {
+	case err == nil && tag.String() == "COMMIT":
+		return nil
+	case err == nil:
+		return fmt.Errorf("%w: the server answered %q", inbox.ErrNotCommitted, tag)
+	case notCommitted(err):
+		return fmt.Errorf("%w: %w", inbox.ErrNotCommitted, savepointError(err))
+	}
+	return fmt.Errorf("%w: %w", inbox.ErrCommitUnknown, err)
+}
+
+// queueEnd queues what precedes COMMIT.
+func (b *batch) queueEnd(q *pgx.Batch) {
+	var dropped, stored, unparked []int
+	var values [][]byte
+	for _, i := range b.set.order {
+		switch {
+		case b.kept[i]:
+			if b.results[i] != nil {
+				stored, values = append(stored, i), append(values, b.results[i])
+			}
+			if b.unparks {
+				unparked = append(unparked, i)
+			}
+		case b.ours[i]:
+			// Claimed and not finished, or claimed and found to be parked.
+			dropped = append(dropped, i)
+		}
+	}
+	if b.sp != spNone {
+		q.Queue(sqlRelease)
+	}
+	if len(dropped) > 0 {
+		q.Queue(b.store.sql.drop, b.set.keyArgs(dropped)...)
+	}
+	if len(stored) > 0 {
+		q.Queue(b.store.sql.saveResults, append(b.set.keyArgs(stored), values)...)
+	}
+	if len(unparked) > 0 {
+		q.Queue(b.store.sql.unpark, b.set.fingerprintArgs(unparked)...)
+	}
+	if b.guarded {
+		q.Queue(b.store.sql.unguard)
+	}
+}
+
+// notCommitted tells that COMMIT did not happen for certain: the server said so
+// and lives, or COMMIT was not sent. A FATAL error is no such answer, since it
+// may have come after the work was done.
+func notCommitted(err error) bool {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		severity := pg.SeverityUnlocalized
+		if severity == "" {
+			severity = pg.Severity
+		}
+		return severity == severityOfLiveErrors
+	}
+	var early pgx.ErrPreprocessingBatch
+	return errors.As(err, &early) || pgconn.SafeToRetry(err)
+}

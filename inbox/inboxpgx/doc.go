@@ -1,0 +1,60 @@
+// Package inboxpgx keeps an inbox in PostgreSQL through pgx v5: handlers get a
+// [pgx.Tx]. PostgreSQL 15 to 18 are tested, with every query mode of pgx, at
+// every isolation level, and behind PgBouncer in transaction mode.
+//
+//	pool, err := pgxpool.New(ctx, url)
+//	store, err := inboxpgx.New(pool)
+//	consumer, err := inbox.New(store, "billing", key, handler, nil)
+//
+// The tables come from package migrations ("ackafter migrate up").
+//
+// # What a handler may do with its transaction
+//
+// Everything that pgx offers, on the handler's own savepoint: Exec, Query,
+// SendBatch, CopyFrom, Prepare, large objects, nested transactions by Begin,
+// savepoints of its own, and the connection itself by Conn. What it may not do
+// is end the transaction, which also holds the claims and the work of other
+// messages:
+//
+//   - Commit and Rollback of the Tx, and SQL text with a statement that ends or
+//     begins a transaction, are refused with [ErrRefused] before they reach the
+//     server. The attempt is remembered: a handler that ignores the refusal and
+//     returns nil has failed with inbox.ErrSwallowed. So a "defer tx.Rollback(ctx)"
+//     out of habit fails the message instead of being silently without effect;
+//     take it out.
+//   - Through Conn, or a large object, statements reach the server unseen. A
+//     transaction ended that way is noticed when the handler returns
+//     (inbox.ErrTxEnded), and in a batch a COMMIT of it fails.
+//
+// A failed statement makes PostgreSQL refuse the rest of the transaction. A
+// handler that ignores the error and returns nil has failed, and the error names
+// the first failed statement. To go on after an error that is expected, use a
+// nested transaction (tx.Begin) around the statement.
+//
+// Rows that a handler leaves open are closed when it returns, and their error
+// counts. The Tx is dead from then on; values got from Conn and LargeObjects
+// must not be used any more either.
+//
+// Settings that a handler makes for the transaction (SET LOCAL, set_config)
+// last until the batch ends, so the handlers of later messages of the batch see
+// them. Handlers that depend on such settings set them first thing, each time;
+// handlers that change search_path or the role need Config.Schema and a role
+// that may write the inbox tables.
+//
+// # Round trips
+//
+// A batch begins in one round trip: BEGIN, the time limits, the claims, the look
+// for parked duplicates, the first handler's savepoint. It ends in one: results,
+// claims given up, COMMIT. Between two handlers there is one for the savepoint.
+// A message alone costs two and the handler's own. Something found in the way
+// (a replay, an expired key, a parked duplicate) costs one or two more. On a new
+// connection pgx prepares the statements first, which costs one more each time
+// a text is seen for the first time.
+//
+// # Poolers
+//
+// Behind PgBouncer in transaction mode, or any pooler that does not keep
+// prepared statements, set the pool's DefaultQueryExecMode to
+// pgx.QueryExecModeExec, QueryExecModeCacheDescribe or
+// QueryExecModeSimpleProtocol, as for any other use of pgx.
+package inboxpgx

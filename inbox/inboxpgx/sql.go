@@ -1,0 +1,154 @@
+package inboxpgx
+
+import (
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// runSavepoint is the savepoint that every run of a handler is under. One name
+// for all, so that statement caches hold it once.
+const runSavepoint = "ackafter_run"
+
+// The statements that end and begin a run.
+const (
+	sqlSavepoint  = "savepoint " + runSavepoint
+	sqlRelease    = "release savepoint " + runSavepoint
+	sqlRollbackTo = "rollback to savepoint " + runSavepoint
+	sqlCommit     = "commit"
+)
+
+// statements are the texts of one store; parameters are cast everywhere, so
+// that they work in every query mode of pgx.
+type statements struct {
+	bound, unbound     string
+	guard, unguard     string
+	claim, claimFrozen string
+	unprobe            string
+	look, attach       string
+	stored, forget     string
+	drop, saveResults  string
+	unpark, park       string
+
+	version, register, definition string
+	lookup, find, saveResult      string
+	listParked, getParked         string
+}
+
+// columns of a record, in the order of scanRecord.
+const recordColumns = `i.tenant, i.consumer, i.message_key, i.status, i.fingerprint, i.message_id, i.source, i.position,
+  i.event_time, i.worker, i.trace_id, i.attempts, i.result, i.processed_at, i.expires_at`
+
+// isExpired tells that a row is past its window; a lease that is held keeps it.
+const isExpired = `(i.expires_at is not null and i.expires_at <= clock_timestamp()
+  and (i.status = 'done' or i.lease_until is null or i.lease_until <= clock_timestamp()))`
+
+// keys are the stored keys $1 to $3, in their order.
+const keys = `unnest($1::text[], $2::text[], $3::text[]) with ordinality as t(tenant, consumer, message_key, n)`
+
+// keysAnd are keys with a value each, $4.
+const keysAndBytes = `unnest($1::text[], $2::text[], $3::text[], $4::bytea[]) with ordinality as t(tenant, consumer, message_key, value, n)`
+
+const sameKey = `x.tenant = t.tenant and x.consumer = t.consumer and x.message_key = t.message_key`
+
+const insertClaims = `insert into {inbox} (tenant, consumer, message_key, fingerprint, message_id, source, position, event_time,
+  worker, trace_id, attempts, expires_at)
+select t.tenant, t.consumer, t.message_key, t.fingerprint, t.message_id, t.source, t.position, t.event_time,
+  t.worker, t.trace_id, t.attempts, clock_timestamp() + t.retention_us * interval '1 microsecond'
+from unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::bigint[], $8::timestamptz[],
+  $9::text[], $10::text[], $11::integer[], $12::bigint[]) with ordinality
+  as t(tenant, consumer, message_key, fingerprint, message_id, source, position, event_time,
+  worker, trace_id, attempts, retention_us, n)
+order by t.n
+on conflict (tenant, consumer, message_key) do nothing
+returning tenant, consumer, message_key`
+
+// probeReason marks the rows that claimFrozen inserts to meet parked rows that
+// its snapshot cannot see; they are deleted before anybody can see them.
+const probeReason = "probe"
+
+const parkedColumns = `p.id, p.tenant, p.consumer, p.message_key, p.fingerprint, p.lane, p.state, p.reason, p.error, p.attempts,
+  p.duplicates, p.message_id, p.source, p.position, p.message_time, p.event_time, p.worker, p.parked_at, p.updated_at`
+
+// newStatements returns the texts for tables in schema, or for those that
+// search_path finds.
+func newStatements(schema string) statements {
+	prefix := ""
+	if schema != "" {
+		prefix = pgx.Identifier{schema}.Sanitize() + "."
+	}
+	var pairs []string
+	for _, table := range []string{"inbox", "inbox_parked", "inbox_consumers", "inbox_guard", "inbox_schema"} {
+		pairs = append(pairs, "{"+table+"}", prefix+table)
+	}
+	fill := strings.NewReplacer(pairs...).Replace
+	s := statements{
+		// The settings of the session are kept in variables of the transaction, so
+		// that unbound can put them back without a round trip.
+		bound: `with kept as materialized (
+  select set_config('ackafter.lock_timeout', current_setting('lock_timeout'), true) as a,
+    set_config('ackafter.statement_timeout', current_setting('statement_timeout'), true) as b)
+select set_config('lock_timeout', $1::text, true), set_config('statement_timeout', $1::text, true),
+  set_config('idle_in_transaction_session_timeout', $2::text, true), a, b, current_setting('transaction_isolation')
+from kept`,
+		unbound: `select set_config('lock_timeout', current_setting('ackafter.lock_timeout'), true),
+  set_config('statement_timeout', current_setting('ackafter.statement_timeout'), true)`,
+		guard:   `insert into {inbox_guard} (id) values (pg_current_xact_id()::text::bigint)`,
+		unguard: `delete from {inbox_guard} where id = pg_current_xact_id()::text::bigint`,
+		claim:   insertClaims,
+		claimFrozen: `with claimed as (` + insertClaims + `),
+probed as (insert into {inbox_parked} (tenant, consumer, message_key, fingerprint, state, reason)
+  select c.tenant, c.consumer, c.message_key, coalesce(t.value, ''), 'dead', '` + probeReason + `'
+  from claimed c join unnest($1::text[], $2::text[], $3::text[], $4::bytea[]) with ordinality as t(tenant, consumer, message_key, value, n)
+    on c.tenant = t.tenant and c.consumer = t.consumer and c.message_key = t.message_key
+  order by t.n
+  on conflict (tenant, consumer, message_key, fingerprint) do nothing)
+select tenant, consumer, message_key from claimed`,
+		unprobe: `delete from {inbox_parked} x using ` + keys + ` where ` + sameKey + ` and x.reason = '` + probeReason + `'`,
+		look: `select t.n, x.id, x.state from ` + keysAndBytes + `
+join {inbox_parked} x on ` + sameKey + ` and x.fingerprint = coalesce(t.value, '')`,
+		attach: `with l as (select id from {inbox_parked} where id = any($1::bigint[]) order by id for update)
+update {inbox_parked} p set duplicates = p.duplicates + 1, updated_at = clock_timestamp()
+from l where p.id = l.id returning p.id, p.state`,
+		stored: `select t.n, ` + isExpired + `, ` + recordColumns + `
+from ` + keys + ` join {inbox} i on i.tenant = t.tenant and i.consumer = t.consumer and i.message_key = t.message_key`,
+		forget: `with l as (select i.tenant, i.consumer, i.message_key from ` + keys + `
+  join {inbox} i on i.tenant = t.tenant and i.consumer = t.consumer and i.message_key = t.message_key
+  where ` + isExpired + ` order by t.n for update of i)
+delete from {inbox} x using l t where ` + sameKey,
+		drop:        `delete from {inbox} x using ` + keys + ` where ` + sameKey,
+		saveResults: `update {inbox} x set result = t.value from ` + keysAndBytes + ` where ` + sameKey,
+		unpark:      `delete from {inbox_parked} x using ` + keysAndBytes + ` where ` + sameKey + ` and x.fingerprint = coalesce(t.value, '')`,
+		park: `insert into {inbox_parked} (tenant, consumer, message_key, fingerprint, lane, state, reason, error, attempts,
+  message_id, source, position, broker_key, headers, body, message_time, event_time, worker)
+values ($1::text, $2::text, $3::text, $4::bytea, $5::bytea, $6::text, $7::text, $8::text, $9::integer,
+  $10::text, $11::text, $12::bigint, $13::bytea, $14::bytea, $15::bytea, $16::timestamptz, $17::timestamptz, $18::text)
+on conflict (tenant, consumer, message_key, fingerprint) do nothing`,
+
+		version: `select version from {inbox_schema}`,
+		register: `insert into {inbox_consumers} as c (consumer, key_definition, retention_us) values ($1::text, $2::text, $3::bigint)
+on conflict (consumer) do update set key_definition = excluded.key_definition, retention_us = excluded.retention_us,
+  last_seen_at = clock_timestamp()
+where c.key_definition = excluded.key_definition or c.key_definition = $4::text
+returning true`,
+		definition: `select key_definition from {inbox_consumers} where consumer = $1::text`,
+		lookup: `select ` + recordColumns + ` from {inbox} i
+where i.tenant = $1::text and i.consumer = $2::text and i.message_key = $3::text`,
+		find: `select ` + recordColumns + ` from {inbox} i where i.message_key = $1::text order by i.consumer, i.tenant`,
+		saveResult: `update {inbox} set result = $4::bytea
+where tenant = $1::text and consumer = $2::text and message_key = $3::text`,
+		listParked: `select ` + parkedColumns + ` from {inbox_parked} p
+where p.id > $1::bigint and ($2::text = '' or p.consumer = $2::text) and ($3::text = '' or p.tenant = $3::text)
+  and ($4::text = '' or p.message_key = $4::text) and ($5::text = '' or p.state = $5::text) and ($6::text = '' or p.reason = $6::text)
+order by p.id limit $7::bigint`,
+		getParked: `select ` + parkedColumns + `, p.broker_key, p.headers, p.body from {inbox_parked} p where p.id = $1::bigint`,
+	}
+	for _, text := range []*string{
+		&s.guard, &s.unguard, &s.claim, &s.claimFrozen, &s.unprobe, &s.look, &s.attach, &s.stored, &s.forget, &s.drop,
+		&s.saveResults, &s.unpark, &s.park, &s.version, &s.register, &s.definition, &s.lookup, &s.find, &s.saveResult,
+		&s.listParked, &s.getParked,
+	} {
+		*text = fill(*text)
+	}
+	return s
+}
