@@ -75,6 +75,7 @@ func run(ctx context.Context) error {
 	group := flag.String("group", "billing", "consumer group; also the name under which keys are kept")
 	workers := flag.Int("workers", 4, "transactions at once")
 	batch := flag.Int("batch", 0, "messages in one transaction; 0: the default")
+	session := flag.Duration("session-timeout", 0, "after how long without a sign of life another process takes over; 0: the default")
 	flag.Parse()
 
 	poolConfig, err := pgxpool.ParseConfig(*database)
@@ -103,7 +104,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	source, err := kafka.Open(ctx, strings.Split(*brokers, ","), *group, []string{*topic}, nil)
+	source, err := kafka.Open(ctx, strings.Split(*brokers, ","), *group, []string{*topic}, &kafka.Config{SessionTimeout: *session})
 	if err != nil {
 		return err
 	}
