@@ -188,6 +188,7 @@ func (h *batch) records(wanted int64) ([]Record, error) {
 		return nil, fmt.Errorf("%d records in %d bytes", h.count, len(b))
 	}
 	records := make([]Record, 0, h.count)
+	previous := h.base - 1
 	for range h.count {
 		size := r.varint()
 		if size < 0 {
@@ -201,6 +202,10 @@ func (h *batch) records(wanted int64) ([]Record, error) {
 		if one.err != nil {
 			return nil, one.err
 		}
+		if rec.Offset <= previous || rec.Offset > h.last {
+			return nil, fmt.Errorf("record has offset %d, must be from %d to %d", rec.Offset, previous+1, h.last)
+		}
+		previous = rec.Offset
 		if rec.Offset >= wanted {
 			records = append(records, rec)
 		}

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -268,8 +269,13 @@ func within(ctx context.Context, nc net.Conn, f func() error) error {
 	if !stop() && err == nil {
 		err = ctx.Err() // the deadline of the past may still hit the next user
 	}
-	if err != nil && ctx.Err() != nil {
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded):
 		return ctx.Err()
+	case ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 	}
 	return err
 }
