@@ -98,8 +98,9 @@ type Config struct {
 	OnReset ResetPolicy
 
 	// HeartbeatInterval is how often the group's coordinator is told that this
-	// member is alive, which happens in the background. Default 3 s. At most a
-	// third of SessionTimeout; negative is an error.
+	// member is alive, which happens in the background. Default 3 s, or a third
+	// of SessionTimeout if that is less, which is also the most that is allowed.
+	// Negative is an error.
 	HeartbeatInterval time.Duration
 
 	// SessionTimeout is after how long without heartbeats the coordinator gives
@@ -244,8 +245,8 @@ func (c *Config) withDefaults() *Config {
 	orDefault(&d.RequestTimeout, defaultRequestTimeout)
 	orDefault(&d.CloseTimeout, defaultCloseTimeout)
 	orDefault(&d.MaxBackoff, defaultMaxBackoff)
-	orDefault(&d.HeartbeatInterval, defaultHeartbeatInterval)
 	orDefault(&d.SessionTimeout, defaultSessionTimeout)
+	orDefault(&d.HeartbeatInterval, min(defaultHeartbeatInterval, max(d.SessionTimeout/3, minTimeout)))
 	orDefault(&d.RebalanceTimeout, defaultRebalanceTimeout)
 	orDefault(&d.DrainTimeout, min(d.SessionTimeout/3, d.RebalanceTimeout/2))
 	orDefault(&d.CommitInterval, defaultCommitInterval)
