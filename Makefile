@@ -22,7 +22,7 @@ RACE = $(if $(shell command -v $$(go env CC)),-race)
 TIMEOUT ?= 14m
 TESTFLAGS ?=
 
-.PHONY: test unit soak lint bench services services-down test-modules bench-modules \
+.PHONY: test unit soak linter lint bench services services-down test-modules bench-modules \
 	download tidy tidy-check fmt fmt-check
 
 test:
@@ -46,17 +46,22 @@ test-modules:
 unit:
 	@unset $${!ACKAFTER_TEST_@}; go vet ./... && go test $(RACE) -timeout $(TIMEOUT) $(TESTFLAGS) ./...
 
-lint:
-	@linter=$$(command -v golangci-lint || true); \
-	is_right() { [ -x "$$1" ] && "$$1" version 2>/dev/null | grep -qF "version $(GOLANGCI_VERSION) "; }; \
-	if ! is_right "$$linter"; then \
-	  linter=$(CURDIR)/bin/golangci-lint; \
-	  is_right "$$linter" || GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_VERSION); \
-	fi; \
-	status=0; \
+# The linter of the pinned version: the one on the PATH, else one built here.
+LINTER = $(or $(shell linter=$$(command -v golangci-lint) && \
+	"$$linter" version 2>/dev/null | grep -qF "version $(GOLANGCI_VERSION) " && echo "$$linter"),$(LOCAL_LINTER))
+LOCAL_LINTER := $(CURDIR)/bin/golangci-lint-$(GOLANGCI_VERSION)
+
+$(LOCAL_LINTER):
+	GOBIN=$(CURDIR)/bin/install go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v$(GOLANGCI_VERSION)
+	@mv bin/install/golangci-lint $@ && rmdir bin/install
+
+linter: $(LINTER)
+
+lint: $(LINTER)
+	@status=0; \
 	for module in $(MODULES); do \
 	  echo "=== lint $$module"; \
-	  (cd "$$module" && "$$linter" run --config "$(CURDIR)/.golangci.yml" ./...) || status=1; \
+	  (cd "$$module" && $< run --config "$(CURDIR)/.golangci.yml" ./...) || status=1; \
 	done; \
 	exit $$status
 
