@@ -5,6 +5,22 @@
 // be run by psql or sqlite3 as they are. Goose gives the same files in the form
 // that goose expects. Names in the SQL are not qualified: in PostgreSQL the
 // tables go into the first schema of search_path.
+//
+// The ways to run them:
+//
+//   - ackafter migrate up, which needs nothing else;
+//   - goose as a library, with [Goose]; as a command, with the files that
+//     "ackafter migrate sql --format goose --dir DIR" writes and -table
+//     inbox_goose_version;
+//   - golang-migrate as a library, with iofs.New(migrations.Postgres(), "."); as
+//     a command, with the files of "--format golang-migrate" and
+//     x-migrations-table=inbox_migrations in the database URL;
+//   - psql -1 -v ON_ERROR_STOP=1 -f FILE, or sqlite3 -bail DATABASE < FILE, in the
+//     order of the numbers.
+//
+// These migrations count from 1. Keep them in a folder and a version table of
+// their own, apart from yours. Table inbox_schema holds the version whichever way
+// they were run.
 package migrations
 
 import (

@@ -16,10 +16,13 @@ import (
 const migrateHelp = `Make, check and drop the tables of the inbox.
 
 The tables go into the first schema of the database's search_path, or into that
-of --schema. The migrations are plain SQL: "ackafter migrate sql" prints them for
-psql, sqlite3, goose and golang-migrate. Whichever tool makes the tables, table
-inbox_schema holds their version and this command goes on from there. What it
-did itself it also records in table ` + migrations.GooseTable + `, in the form of goose.`
+of --schema. With --schema, up and down need a connection to the server itself: a
+pooler does not keep search_path.
+
+The migrations are plain SQL: "ackafter migrate sql" prints them for psql, sqlite3,
+goose and golang-migrate. Whichever tool makes the tables, table inbox_schema holds
+their version and this command goes on from there. What it did itself it also
+records in table ` + migrations.GooseTable + `, in the form of goose.`
 
 func (p *program) migrateCommand() *cobra.Command {
 	migrate := &cobra.Command{

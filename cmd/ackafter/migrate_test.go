@@ -268,6 +268,46 @@ func TestSilentDatabase(t *testing.T) {
 	}
 }
 
+// Nothing is made in the wrong schema when the connection does not keep
+// search_path.
+func TestMigrateChecksSearchPath(t *testing.T) {
+	t.Parallel()
+	term := onPostgres(t)
+	a, err := parseAddress(term.url, term.schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := openDatabase(t.Context(), a) // Without forMigrations.
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.close()
+	if _, err := db.makeTables(t.Context()); err == nil || !strings.Contains(err.Error(), "search_path is not kept") {
+		t.Errorf("up: %v", err)
+	}
+	if err := db.dropTables(t.Context()); err == nil || !strings.Contains(err.Error(), "search_path is not kept") {
+		t.Errorf("down: %v", err)
+	}
+}
+
+// Everything works through a pooler in transaction mode.
+func TestBehindPooler(t *testing.T) {
+	t.Parallel()
+	term := onPooler(t)
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() { term.run("migrate", "up").expect(t, exitOK) })
+	}
+	wg.Wait()
+	for range 10 {
+		term.run("migrate", "status").expect(t, exitOK)
+		term.run("show", "K").expect(t, exitNotFound)
+		term.run("dead", "list").expect(t, exitOK)
+		term.run("dead", "show", "1").expect(t, exitNotFound)
+	}
+	term.run("migrate", "down", "--yes").expect(t, exitOK, "dropped")
+}
+
 func TestMigrateSQLPrints(t *testing.T) {
 	t.Parallel()
 	term := &terminal{t: t}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,15 +103,9 @@ func onSQLite(t *testing.T) *terminal {
 // database of ACKAFTER_TEST_POSTGRES.
 func onPostgres(t *testing.T) *terminal {
 	t.Helper()
-	url := os.Getenv("ACKAFTER_TEST_POSTGRES")
-	if url == "" {
-		if os.Getenv("ACKAFTER_TEST_REQUIRE") == "1" {
-			t.Fatal("ACKAFTER_TEST_POSTGRES is not set")
-		}
-		t.Skip("ACKAFTER_TEST_POSTGRES is not set")
-	}
+	address := serverURL(t, "ACKAFTER_TEST_POSTGRES")
 	// The name has to be quoted.
-	term := &terminal{t: t, url: url, schema: fmt.Sprintf("Cli-%x", rand.Uint64()), stdin: strings.NewReader("")}
+	term := &terminal{t: t, url: address, schema: fmt.Sprintf("Cli-%x", rand.Uint64()), stdin: strings.NewReader("")}
 	ctx := context.WithoutCancel(t.Context()) // A cleanup comes after the test's own context.
 	t.Cleanup(func() {
 		db := term.open() //nolint:contextcheck // As above.
@@ -122,6 +117,46 @@ func onPostgres(t *testing.T) *terminal {
 		}
 	})
 	return term
+}
+
+// onPooler returns a terminal for a new database behind the PgBouncer of
+// ACKAFTER_TEST_PGBOUNCER.
+func onPooler(t *testing.T) *terminal {
+	t.Helper()
+	server := serverURL(t, "ACKAFTER_TEST_PGBOUNCER")
+	u, err := url.Parse(server)
+	if err != nil {
+		t.Fatal("ACKAFTER_TEST_PGBOUNCER is not a URL")
+	}
+	name := fmt.Sprintf("cli_%x", rand.Uint64())
+	u.Path = "/" + name
+	admin := &terminal{t: t, url: server}
+	admin.exec("create database " + name)
+	ctx := context.WithoutCancel(t.Context()) // A cleanup comes after the test's own context.
+	t.Cleanup(func() {
+		db := admin.open() //nolint:contextcheck // As above.
+		if _, err := db.ExecContext(ctx, "drop database "+name+" with (force)"); err != nil {
+			t.Error(err)
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return &terminal{t: t, url: u.String(), stdin: strings.NewReader("")}
+}
+
+// serverURL returns the value of the environment variable, which names a server.
+func serverURL(t *testing.T, variable string) string {
+	t.Helper()
+	value := os.Getenv(variable)
+	switch {
+	case value != "":
+	case os.Getenv("ACKAFTER_TEST_REQUIRE") == "1":
+		t.Fatalf("%s is not set", variable)
+	default:
+		t.Skipf("%s is not set", variable)
+	}
+	return value
 }
 
 // onBoth runs test on both databases.

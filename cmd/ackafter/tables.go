@@ -59,6 +59,9 @@ func (db *database) makeTables(ctx context.Context) (from int, err error) {
 		if err := db.makeSchema(ctx); err != nil {
 			return err
 		}
+		if err := db.checkSearchPath(ctx); err != nil {
+			return err
+		}
 		if from, err = db.tablesVersion(ctx, db.sql); err != nil {
 			return err
 		}
@@ -95,6 +98,9 @@ func (db *database) up(ctx context.Context, have int) error {
 // dropTables drops everything that makeTables made, but the schema.
 func (db *database) dropTables(ctx context.Context) error {
 	return db.exclusively(ctx, func(ctx context.Context) error {
+		if err := db.checkSearchPath(ctx); err != nil {
+			return err
+		}
 		provider, err := db.provider(ctx)
 		if err != nil {
 			return err
@@ -180,6 +186,23 @@ func (db *database) makeSchema(ctx context.Context) error {
 	}
 	if _, err := db.sql.ExecContext(ctx, "create schema "+pgx.Identifier{db.schema}.Sanitize()); err != nil {
 		return fmt.Errorf("create schema %q: %w", db.schema, err)
+	}
+	return nil
+}
+
+// checkSearchPath makes sure that unqualified names mean the schema of --schema: a
+// pooler may have dropped the setting.
+func (db *database) checkSearchPath(ctx context.Context) error {
+	if db.schema == "" {
+		return nil
+	}
+	var current sql.NullString
+	if err := db.sql.QueryRowContext(ctx, "select current_schema()").Scan(&current); err != nil {
+		return fmt.Errorf("read the current schema: %w", err)
+	}
+	if current.String != db.schema {
+		return fmt.Errorf("search_path is not kept by this connection (the current schema is %q, not %q): "+
+			"connect to the server itself, not through a pooler, as a user who may use the schema", current.String, db.schema)
 	}
 	return nil
 }
