@@ -1,0 +1,30 @@
+package integration_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+)
+
+// children are the main functions of this binary when a test starts it again as
+// a process of its own, by the value of ACKAFTER_CHILD.
+var children = map[string]func(context.Context) error{
+	"killpoint": killpointChild,
+}
+
+func TestMain(m *testing.M) {
+	child, ok := children[os.Getenv("ACKAFTER_CHILD")]
+	if !ok {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := child(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}

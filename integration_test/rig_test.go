@@ -1,0 +1,256 @@
+package integration_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/segmentio/kafka-go"
+
+	"github.com/ackafter/ackafter/integration_test/orders"
+	"github.com/ackafter/ackafter/migrations"
+)
+
+// soak tells that tests run at full size.
+func soak() bool { return os.Getenv("ACKAFTER_TEST_SOAK") == "1" }
+
+// sized returns small, or full in a soak run.
+func sized(small, full int) int {
+	if soak() {
+		return full
+	}
+	return small
+}
+
+// openPool opens a pool on a database and makes the inbox tables there.
+func openPool(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	up, err := fs.ReadFile(migrations.Postgres(), "0001_inbox.up.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), string(up)); err != nil {
+		t.Fatalf("migrate: %v", err)
+	}
+	return pool
+}
+
+// count runs a query that returns one number.
+func count(t *testing.T, pool *pgxpool.Pool, query string, args ...any) int {
+	t.Helper()
+	var n int
+	if err := pool.QueryRow(t.Context(), query, args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+// eventually polls until ok, and fails with what it waited for.
+func eventually(t *testing.T, limit time.Duration, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", limit, what)
+		}
+		<-tick.C
+	}
+}
+
+// topic is a Kafka topic of one test.
+type topic struct {
+	t       *testing.T
+	name    string
+	brokers []string
+	client  *kafka.Client
+	parts   int
+}
+
+func newTopic(t *testing.T, brokers []string, partitions int) *topic {
+	t.Helper()
+	tp := &topic{
+		t: t, brokers: brokers, parts: partitions,
+		name:   fmt.Sprintf("%s-%d", strings.ToLower(strings.NewReplacer("/", "-", " ", "-", "=", "-", ",", "").Replace(t.Name())), time.Now().UnixNano()),
+		client: &kafka.Client{Addr: kafka.TCP(brokers...), Timeout: 10 * time.Second},
+	}
+	r, err := tp.client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
+		Topic: tp.name, NumPartitions: partitions, ReplicationFactor: 1,
+	}}})
+	if err != nil || r.Errors[tp.name] != nil {
+		t.Fatalf("create topic: %v, %v", err, r)
+	}
+	return tp
+}
+
+// kcat produces the lines with a client that is not ours.
+func (tp *topic) kcat(s orders.Stream) {
+	tp.t.Helper()
+	path, err := exec.LookPath("kcat")
+	if err != nil {
+		missing(tp.t, "kcat is not installed")
+	}
+	var in bytes.Buffer
+	if _, err := s.WriteTo(&in); err != nil {
+		tp.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(tp.t.Context(), path, "-P", "-b", strings.Join(tp.brokers, ","), "-t", tp.name, "-K", "\t", "-X", "acks=all")
+	cmd.Stdin = &in
+	if out, err := cmd.CombinedOutput(); err != nil {
+		tp.t.Fatalf("kcat: %v\n%s", err, out)
+	}
+}
+
+// lag returns how many records the group has not committed, -1 while that cannot
+// be told.
+func (tp *topic) lag(group string) int64 {
+	ctx, cancel := context.WithTimeout(tp.t.Context(), 10*time.Second)
+	defer cancel()
+	var ends []kafka.OffsetRequest
+	var parts []int
+	for p := range tp.parts {
+		ends = append(ends, kafka.LastOffsetOf(p))
+		parts = append(parts, p)
+	}
+	last, err := tp.client.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{tp.name: ends}})
+	if err != nil {
+		return -1
+	}
+	done, err := tp.client.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: group, Topics: map[string][]int{tp.name: parts}})
+	if err != nil || done.Error != nil {
+		return -1
+	}
+	committed := map[int]int64{}
+	for _, p := range done.Topics[tp.name] {
+		if p.Error != nil {
+			return -1
+		}
+		committed[p.Partition] = max(p.CommittedOffset, 0)
+	}
+	var lag int64
+	for _, p := range last.Topics[tp.name] {
+		if p.Error != nil {
+			return -1
+		}
+		lag += p.LastOffset - committed[p.Partition]
+	}
+	return lag
+}
+
+// rewind sets the offsets of a group without members to the earliest.
+func (tp *topic) rewind(group string) {
+	tp.t.Helper()
+	r, err := tp.client.DeleteGroups(tp.t.Context(), &kafka.DeleteGroupsRequest{GroupIDs: []string{group}})
+	if err != nil || r.Errors[group] != nil {
+		tp.t.Fatalf("reset offsets: %v, %+v", err, r)
+	}
+}
+
+// missing skips, or fails where nothing may be skipped.
+func missing(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("ACKAFTER_TEST_REQUIRE") == "1" {
+		t.Fatal(what)
+	}
+	t.Skip(what)
+}
+
+// process is a program that a test starts and kills.
+type process struct {
+	t    *testing.T
+	path string
+	args []string
+	env  []string
+	log  string
+
+	mu  sync.Mutex
+	cmd *exec.Cmd
+}
+
+func (p *process) start() {
+	p.t.Helper()
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(p.path, p.args...) //nolint:noctx // The test kills it on purpose, with a signal of its choice.
+	cmd.Env = append(os.Environ(), p.env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	p.mu.Lock()
+	p.cmd = cmd
+	p.mu.Unlock()
+}
+
+// end sends a signal and returns how the process ended.
+func (p *process) end(sig syscall.Signal) error {
+	p.mu.Lock()
+	cmd := p.cmd
+	p.cmd = nil
+	p.mu.Unlock()
+	if cmd == nil {
+		return nil
+	}
+	_ = cmd.Process.Signal(sig)
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(time.Minute):
+		_ = cmd.Process.Kill()
+		<-done
+		return fmt.Errorf("did not end within a minute of %v", sig)
+	}
+}
+
+// wait waits for the process to end by itself; nil when it does not in time.
+func (p *process) wait(limit time.Duration) *os.ProcessState {
+	p.mu.Lock()
+	cmd := p.cmd
+	p.cmd = nil
+	p.mu.Unlock()
+	kill := time.AfterFunc(limit, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer kill.Stop()
+	_ = cmd.Wait()
+	return cmd.ProcessState
+}
+
+// tail returns the end of the log.
+func (p *process) tail() string {
+	b, err := os.ReadFile(p.log)
+	if err != nil {
+		return err.Error()
+	}
+	return string(b[max(0, len(b)-4000):])
+}
+
+// build compiles a command of the module.
+func build(t *testing.T, pkg string) string {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", out, pkg)
+	if b, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", pkg, err, b)
+	}
+	return out
+}
