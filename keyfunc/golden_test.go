@@ -45,6 +45,7 @@ func TestGolden(t *testing.T) {
 		{Join(First(JSON("id"), JSON("orderId", "version")), BrokerKey()), order, `join(first(json:id|json:orderId,version)|broker-key);v1`, `A1\|2|customer-7`},
 		{First(JSON("id"), JSON("orderId")), order, `first(json:id|json:orderId);v1`, `A1`},
 		{Prefix("pay:ment", JSON("orderId")), order, `prefix(pay\:ment|json:orderId);v1`, `pay:ment|A1`},
+		{JSON("a|b(c);d:e"), &broker.Message{Body: []byte(`{"a|b(c);d:e":true}`)}, `json:a\|b\(c\)\;d\:e;v1`, `true`},
 		{Custom("first 8 bytes; rev 2", custom), order, `custom:first 8 bytes\; rev 2;v1`, `customer`},
 		{HMAC(secret, JSON("email")), order, `hmac(sha256-23d6b875|json:email);v1`, `04069048bffc80b57925e8bbd9e2404a3aa44ae8d7e559c134f48dec790c6973`},
 		{HMAC(secret, JSON("odd", "email")), order, `hmac(sha256-23d6b875|json:odd,email);v1`, `539e15e045c33437745dbf3edaa9066fa776ef7bae327a706eac27ebf51e3d0e`},

