@@ -118,17 +118,50 @@ func ack(t *testing.T, ds ...*broker.Delivery) {
 	}
 }
 
-func TestSmoke(t *testing.T) {
-	c := newFake(t, kfake.SeedTopics(2, "orders"))
-	produce(t, producer(t, c), numbered("orders", 0, 5)...)
-	s := openSource(t, c, []string{"orders"}, quick(t))
-	ds := receive(t, s, 5)
+// values returns the bodies.
+func values(ds []*broker.Delivery) []string {
+	var vs []string
 	for _, d := range ds {
-		t.Logf("%+v lane %s", d.Message, d.Lane)
+		vs = append(vs, string(d.Message.Body))
 	}
-	ack(t, ds...)
-	if err := s.Close(t.Context()); err != nil {
-		t.Fatal(err)
+	return vs
+}
+
+// committed returns the group's offset; -1 when there is none.
+func committed(c *kfake.Cluster, topic string, partition int32) int64 {
+	if info := c.GroupInfo("billing"); info != nil {
+		if o, ok := info.Commits[topic][partition]; ok {
+			return o.Offset
+		}
 	}
-	t.Logf("%+v", c.GroupInfo("billing"))
+	return -1
+}
+
+// eventually waits until a condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !holds(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 20 s: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// awaitCommitted waits until the group's offset is as wanted.
+func awaitCommitted(t *testing.T, c *kfake.Cluster, topic string, partition int32, want int64) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s/%d is committed up to %d", topic, partition, want), func() bool {
+		return committed(c, topic, partition) == want
+	})
+}
+
+// receiveNothing makes sure that nothing comes for a while.
+func receiveNothing(t *testing.T, s broker.Source) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if ds, err := s.Receive(ctx, 10); err == nil {
+		t.Fatalf("got %q, want nothing", values(ds))
+	}
 }
