@@ -12,6 +12,7 @@ import (
 // children are the main functions of this binary when a test starts it again as
 // a process of its own, by the value of ACKAFTER_CHILD.
 var children = map[string]func(context.Context) error{
+	"k1":        k1Child,
 	"killpoint": killpointChild,
 }
 
