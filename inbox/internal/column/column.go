@@ -29,7 +29,7 @@ func Key(key string) string {
 		return key
 	}
 	cut := prefix
-	if len(key) < cut {
+	if len(key) <= cut {
 		cut = 0
 	}
 	for cut > 0 && !utf8.RuneStart(key[cut]) {

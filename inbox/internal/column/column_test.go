@@ -27,6 +27,10 @@ func TestKey(t *testing.T) {
 	if column.Key(strings.Repeat("x", 513)) == column.Key(strings.Repeat("x", 514)) {
 		t.Error("two long keys share a stored form")
 	}
+	// A key that looks like a stored hash and is as long as the readable prefix.
+	if got := column.Key(strings.Repeat("a", 54) + "…sha256:" + strings.Repeat("0", 64)); len(got) > 512 {
+		t.Errorf("stored form of %d bytes", len(got))
+	}
 	odd := column.Key(strings.Repeat("é", 400) + "x")
 	if !utf8.ValidString(odd) {
 		t.Errorf("cut inside a rune: %q", odd)
