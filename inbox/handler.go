@@ -30,7 +30,9 @@ type BulkHandler[Tx any] func(ctx context.Context, tx Tx, ms []*Message) error
 
 // JSON makes a Handler of a function that takes the decoded body. A body that
 // does not decode into T is a permanent error, and so is data after the JSON
-// value. Unknown fields are ignored.
+// value. Unknown fields are ignored. It decodes as encoding/json does, which
+// matches field names without regard to case and takes the last of repeated
+// names; keyfunc.JSON does neither.
 func JSON[T, Tx any](fn func(ctx context.Context, tx Tx, m *Message, v T) error) Handler[Tx] {
 	if fn == nil {
 		return nil
@@ -64,7 +66,8 @@ type Routes[Tx any] map[string]Handler[Tx]
 
 // Router makes one Handler of several: eventType reads the event's type from
 // the message (keyfunc.JSON("eventType"), keyfunc.Header("ce_type")) and picks
-// the route. A type without a route is a permanent error, unless there is a
+// the route by it, in the canonical form of a key: a backslash comes before each
+// "|" and "\" of a type. A type without a route is a permanent error, unless there is a
 // route "". A message whose type cannot be read goes to the route "" as well, or
 // is a permanent error. A nil route is skipped as done.
 //

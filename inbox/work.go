@@ -7,6 +7,7 @@ import (
 
 	"github.com/ackafter/ackafter/broker"
 	"github.com/ackafter/ackafter/inbox/internal/lanes"
+	"github.com/ackafter/ackafter/keyfunc"
 )
 
 // work is a message on its way through the loop: what was derived from it, what
@@ -106,18 +107,9 @@ func (c *Consumer[Tx]) derive(m *broker.Message) (Claim, error) {
 	if err != nil {
 		return cl, err
 	}
-	err = guard("key", func() (err error) {
-		key, err := c.key.Key(m)
-		if err == nil {
-			err = validateMessageKey(key)
-		}
-		if err == nil {
-			cl.MessageKey = key
-		}
-		return err
-	})
-	if err != nil {
-		return cl, err
+	if cl.MessageKey, err = keyfunc.Derive(c.key, m); err != nil {
+		cl.MessageKey = ""
+		return cl, fmt.Errorf("inbox: derive key: %w", err)
 	}
 	return cl, guard("fingerprint or event time", func() (err error) {
 		if c.cfg.EventTime != nil {
