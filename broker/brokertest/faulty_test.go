@@ -151,14 +151,7 @@ func (s *faultySource) Receive(ctx context.Context, limit int) ([]*broker.Delive
 	if s.receive != nil {
 		return s.receive(ctx, s, limit)
 	}
-	if down := s.isDown(); down != nil {
-		select {
-		case <-down:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	return s.next(ctx, limit)
+	return s.wait(ctx, limit)
 }
 
 // isDown returns nil, or what is closed when the network is back.

@@ -1,9 +1,14 @@
 package brokertest
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ackafter/ackafter/broker"
 )
 
 func TestHarnessIsChecked(t *testing.T) {
@@ -80,6 +85,73 @@ func TestMissingHookIsReported(t *testing.T) {
 			result := check(t, Harness{Setup: setup, Without: tt.without}, rules[0])
 			if got := strings.Join(result.failures, "\n"); got != "" && tt.want == "" || !strings.Contains(got, tt.want) {
 				t.Errorf("reported %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// A hook that fails ends the rule and is named.
+func TestFailingHookIsReported(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name   string
+		spoil  func(q *Queue)
+		number string
+		want   string
+	}{
+		{"Open", func(q *Queue) {
+			q.Open = func(context.Context) (broker.Source, error) { return nil, errBroken }
+		}, "01", "Queue.Open: connection refused"},
+		{"Open nil", func(q *Queue) {
+			q.Open = func(context.Context) (broker.Source, error) { return nil, nil }
+		}, "01", "Queue.Open returned nil and no error"},
+		{"Publish", func(q *Queue) {
+			q.Publish = func(context.Context, ...*broker.Message) error { return errBroken }
+		}, "01", "Queue.Publish: connection refused"},
+		{"Publish beside Receive", func(q *Queue) {
+			publish := q.Publish
+			q.Publish = func(ctx context.Context, messages ...*broker.Message) error {
+				if string(messages[0].Body) == "m49" {
+					_ = publish(ctx, messages...) // never fails
+					return errBroken
+				}
+				return publish(ctx, messages...)
+			}
+		}, "05", "Queue.Publish: connection refused"},
+		{"Lose", func(q *Queue) {
+			q.Lose = func(context.Context, broker.Source) error { return errBroken }
+		}, "20", "Queue.Lose: connection refused"},
+		{"Crash", func(q *Queue) {
+			q.Crash = func(context.Context, broker.Source) error { return errBroken }
+		}, "22", "Queue.Crash: connection refused"},
+		{"Cut", func(q *Queue) {
+			q.Cut = func(context.Context) (func() error, error) { return nil, errBroken }
+		}, "24", "Queue.Cut: connection refused"},
+		{"restore", func(q *Queue) {
+			cut := q.Cut
+			q.Cut = func(ctx context.Context) (func() error, error) {
+				restore, err := cut(ctx)
+				return func() error { return errors.Join(restore(), errBroken) }, err
+			}
+		}, "24", "Queue.Cut: restore: connection refused"},
+		{"Committed", func(q *Queue) {
+			q.Committed = func(context.Context) (map[string]int64, error) { return nil, errBroken }
+		}, "18", "Queue.Committed: connection refused"},
+		{"Committed empty", func(q *Queue) {
+			q.Committed = func(context.Context) (map[string]int64, error) { return nil, nil }
+		}, "18", `the committed offset of "memory:orders" is -1, want 6`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			setup := func(t testing.TB) Queue {
+				q := fault{}.setup(t)
+				tt.spoil(&q)
+				return q
+			}
+			i := slices.IndexFunc(rules, func(r rule) bool { return strings.HasPrefix(r.name, tt.number) })
+			result := check(t, Harness{Setup: setup}, rules[i])
+			if got := strings.Join(result.failures, "\n"); !strings.Contains(got, tt.want) {
+				t.Errorf("reported %q, want %q in it", got, tt.want)
 			}
 		})
 	}

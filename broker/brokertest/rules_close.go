@@ -33,8 +33,8 @@ func closeWhileReceiving(r *rig) {
 	defer cancel()
 	returned := r.receiveNothing(ctx, source)
 	r.close(source)
-	if err := await(r, returned, r.timing.Prompt, "Receive on a source that was closed"); !errors.Is(err, broker.ErrClosed) {
-		r.Errorf("Receive on a source that was closed: got the error %v, want %v", err, broker.ErrClosed)
+	if got := await(r, returned, r.timing.Prompt, "Receive on a source that was closed"); !errors.Is(got.err, broker.ErrClosed) {
+		r.Errorf("Receive on a source that was closed: got the error %v, want %v", got.err, broker.ErrClosed)
 	}
 }
 

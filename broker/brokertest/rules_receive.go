@@ -36,12 +36,9 @@ func receiveBlocksWhileEmpty(r *rig) {
 
 	ctx, cancel := r.context()
 	defer cancel()
-	waiting := start(func() received {
-		deliveries, err := source.Receive(ctx, 5)
-		return received{deliveries, err}
-	})
+	waiting := r.receiveNothing(ctx, source)
 	r.publish(message("k", "m0"))
-	deliveries, err := r.checkReceived(await(r, waiting, r.timing.Wait+r.timing.Prompt, "Receive"), 5)
+	deliveries, err := r.checkReceived(await(r, waiting, r.timing.Wait+r.timing.Prompt, "Receive"), 1)
 	if err != nil {
 		r.Fatalf("a message was published while Receive was waiting, but it returned %v", err)
 	}
@@ -87,24 +84,24 @@ func receiveEndsWithCtx(r *rig) {
 	defer cancel()
 	returned := r.receiveNothing(ctx, source)
 	cancel()
-	if err := await(r, returned, r.timing.Prompt, "Receive, whose ctx was cancelled,"); !errors.Is(err, context.Canceled) {
-		r.Errorf("Receive whose ctx was cancelled: got the error %v, want %v", err, context.Canceled)
+	if got := await(r, returned, r.timing.Prompt, "Receive, whose ctx was cancelled,"); !errors.Is(got.err, context.Canceled) {
+		r.Errorf("Receive whose ctx was cancelled: got the error %v, want %v", got.err, context.Canceled)
 	}
 }
 
-// receiveNothing starts a Receive for which there is nothing and returns when
-// it is waiting, as far as Timing.Quiet can tell.
-func (r *rig) receiveNothing(ctx context.Context, source broker.Source) <-chan error {
+// receiveNothing starts a Receive of one message for which there is nothing and
+// returns when it is waiting, as far as Timing.Quiet can tell.
+func (r *rig) receiveNothing(ctx context.Context, source broker.Source) <-chan received {
 	r.Helper()
-	returned := start(func() error {
-		_, err := source.Receive(ctx, 1)
-		return err
+	returned := start(func() received {
+		deliveries, err := source.Receive(ctx, 1)
+		return received{deliveries, err}
 	})
 	timer := time.NewTimer(r.timing.Quiet)
 	defer timer.Stop()
 	select {
-	case err := <-returned:
-		r.Fatalf("Receive returned (error: %v), want it to wait: there is nothing", err)
+	case got := <-returned:
+		r.Fatalf("Receive returned %d deliveries and the error %v, want it to wait: there is nothing", len(got.deliveries), got.err)
 	case <-timer.C:
 	}
 	return returned
@@ -129,11 +126,15 @@ func receiveCtxLosesNothing(r *rig) {
 		return nil
 	})
 	seen := make(map[string]bool)
+	step := 100 * time.Microsecond
 	for i := 0; len(seen) < n; i++ {
+		if i%20 == 19 && step < r.timing.Quiet/5 {
+			step *= 2 // so that a slow source gets its turn, too
+		}
 		if ctx.Err() != nil {
 			r.Fatalf("only %d of %d messages came within %v: the others were lost by a Receive whose ctx ended", len(seen), n, r.timing.Wait)
 		}
-		short, cancel := context.WithTimeout(ctx, time.Duration(i%20)*100*time.Microsecond)
+		short, cancel := context.WithTimeout(ctx, time.Duration(i%20)*step)
 		deliveries, err := r.receiveOnce(short, source, 3)
 		cancel()
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) {

@@ -41,6 +41,14 @@ var receiveSabotages = []sabotage{
 			return deliveries, err
 		},
 	})},
+	{"looks once and then sleeps", []string{"02"}, "while Receive was waiting", always(fault{
+		receive: func(ctx context.Context, s *faultySource, limit int) ([]*broker.Delivery, error) {
+			if s.Stats().Ready == 0 {
+				<-ctx.Done()
+			}
+			return s.next(ctx, limit)
+		},
+	})},
 	{"waits until the limit is full", []string{"03"}, "with one message there", always(fault{
 		receive: func(ctx context.Context, s *faultySource, limit int) ([]*broker.Delivery, error) {
 			var all []*broker.Delivery
@@ -253,6 +261,9 @@ var settleSabotages = []sabotage{
 			return s.rightAck(ctx, inner)
 		}}
 	}},
+	{"fails every ack", []string{"10", "60", "62"}, "connection refused", always(fault{
+		ack: func(context.Context, *faultySource, *broker.Delivery) error { return errBroken },
+	})},
 	{"hangs in Ack", []string{"10"}, "Ack, whose ctx has ended, has not returned", always(fault{
 		ack: func(_ context.Context, s *faultySource, _ *broker.Delivery) error {
 			<-s.end
@@ -277,6 +288,13 @@ var loseSabotages = []sabotage{
 		refused: func(s *faultySource, err error) {
 			if errors.Is(err, broker.ErrLost) {
 				s.ackAll()
+			}
+		},
+	})},
+	{"a late ack takes the deliveries away again", []string{"21"}, "touched by the late ack", always(fault{
+		refused: func(s *faultySource, err error) {
+			if errors.Is(err, broker.ErrLost) {
+				s.inner.Revoke()
 			}
 		},
 	})},

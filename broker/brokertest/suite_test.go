@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -47,7 +48,7 @@ func TestBrokenAdapterIsCaught(t *testing.T) {
 			t.Parallel()
 			says := regexp.MustCompile(s.says)
 			for _, r := range rules {
-				result := check(t, Harness{Setup: s.fault().setup}, r)
+				result := check(t, Harness{Setup: s.fault().setup, Timing: Timing{Wait: 5 * time.Second}}, r)
 				number, _, _ := strings.Cut(r.name, "-")
 				if !slices.Contains(s.catches, number) {
 					continue

@@ -1,9 +1,7 @@
 package memory
 
-// nowhere is the index of an element that is in no heap.
-const nowhere = -1
-
-// indexed is an element that knows its place in the one heap that it is in.
+// indexed is an element that remembers where it is in its heap, or was in the
+// last one; which of the two, the heap finds out by looking there.
 type indexed interface {
 	comparable
 	setIndex(int)
@@ -31,10 +29,9 @@ func (h *heap[E]) push(e E) {
 // remove takes e out, and does nothing when e is not in this heap.
 func (h *heap[E]) remove(e E) {
 	i := e.getIndex()
-	if i < 0 || i >= len(h.elements) || h.elements[i] != e {
+	if i >= len(h.elements) || h.elements[i] != e {
 		return
 	}
-	e.setIndex(nowhere)
 	last := len(h.elements) - 1
 	moved := h.elements[last]
 	var none E
@@ -48,9 +45,6 @@ func (h *heap[E]) remove(e E) {
 }
 
 func (h *heap[E]) clear() {
-	for _, e := range h.elements {
-		e.setIndex(nowhere)
-	}
 	clear(h.elements)
 	h.elements = h.elements[:0]
 }

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"slices"
 	"time"
 
 	"github.com/ackafter/ackafter/broker"
@@ -36,11 +37,7 @@ func (l *lane) setIndex(i int) { l.index = i }
 func (l *lane) getIndex() int  { return l.index }
 
 func newLane(name string) *lane {
-	return &lane{
-		name:    name,
-		pending: newHeap(func(a, b *entry) bool { return a.place < b.place }),
-		index:   nowhere,
-	}
+	return &lane{name: name, pending: newHeap(func(a, b *entry) bool { return a.place < b.place })}
 }
 
 func (l *lane) head() *entry { return l.pending.top() }
@@ -74,11 +71,8 @@ func (l *lane) handOut(h *hold) *entry {
 
 // forget takes a message off those that are out.
 func (l *lane) forget(e *entry) {
-	for i := range l.out {
-		if l.out[i] == e {
-			l.out = append(l.out[:i], l.out[i+1:]...)
-			break
-		}
+	if i := slices.Index(l.out, e); i >= 0 {
+		l.out = slices.Delete(l.out, i, i+1)
 	}
 	delete(e.holder.out, e)
 	e.holder = nil
