@@ -1,0 +1,36 @@
+package inboxsql
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/ackafter/ackafter/inbox"
+)
+
+// run is one run of a handler. All but the first group of fields is guarded by
+// the session's turn.
+type run struct {
+	entry  int // that it is for
+	tx     *sql.Tx
+	cancel context.CancelFunc // ends tx
+	closed chan struct{}      // closed when database/sql is done with it
+
+	over   bool                  // nothing is accepted any more
+	failed *inbox.StatementError // the first statement that failed
+	open   map[child]struct{}    // rows and statements
+}
+
+// child is something that a run left open.
+type child interface {
+	// text is the SQL that it came from.
+	text() string
+	// shut closes it; the caller holds the turn.
+	shut() error
+}
+
+// fail remembers the first statement that failed.
+func (r *run) fail(query string, err error) {
+	if err != nil && r.failed == nil {
+		r.failed = &inbox.StatementError{SQL: query, Err: err}
+	}
+}
