@@ -4,13 +4,12 @@ import (
 	"fmt"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/ackafter/ackafter/keyfunc"
 )
 
-// Limits of names and keys, in bytes.
-const (
-	maxName = 200
-	maxKey  = 64 << 10
-)
+// maxName is the limit of names and tenants, in bytes.
+const maxName = 200
 
 // validateName checks the name of a consumer.
 func validateName(field, name string) error {
@@ -33,13 +32,10 @@ func validateTenant(tenant string) error {
 
 // validateMessageKey checks a business key. The texts never hold the key.
 func validateMessageKey(key string) error {
-	switch {
-	case strings.TrimSpace(key) == "":
-		return fmt.Errorf("inbox: message key: must not be blank")
-	case len(key) > maxKey:
-		return fmt.Errorf("inbox: message key: has %d bytes, at most %d are allowed", len(key), maxKey)
+	if err := keyfunc.Check(key); err != nil {
+		return fmt.Errorf("inbox: message key: %w", err)
 	}
-	return validateText("message key", key)
+	return nil
 }
 
 func validateText(field, s string) error {
