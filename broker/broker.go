@@ -49,10 +49,11 @@ type Message struct {
 }
 
 // Size returns the bytes that the message keeps in memory, roughly: body, key,
-// headers and a fixed overhead. The loop bounds its memory with it.
+// headers and a fixed overhead for the message and for each header. The loop
+// bounds its memory with it.
 func (m *Message) Size() int {
-	const overhead = 256
-	n := overhead + len(m.Body) + len(m.Key) + len(m.ID) + len(m.Source)
+	const overhead, perHeader = 256, 40
+	n := overhead + perHeader*len(m.Headers) + len(m.Body) + len(m.Key) + len(m.ID) + len(m.Source)
 	for _, h := range m.Headers {
 		n += len(h.Name) + len(h.Value)
 	}

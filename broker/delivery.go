@@ -41,15 +41,17 @@ type Delivery struct {
 // once per delivery, both together, and possibly from several goroutines for
 // different deliveries.
 type Settler interface {
-	// Ack tells the broker that the message is done. A nil error means that the
-	// broker has it or will get it before Source.Close returns nil. An adapter
-	// retries what can be retried before it returns an error. ErrLost (wrapped
-	// or not) says that the delivery's epoch is over: nothing was sent.
+	// Ack tells the broker that this message is done, and says nothing about
+	// others. A nil error means that the broker has it or will get it before
+	// Source.Close returns nil. An adapter retries what can be retried before it
+	// returns an error. ErrLost (wrapped or not) says that the delivery's epoch
+	// is over: nothing was sent.
 	Ack(ctx context.Context, d *Delivery) error
 
 	// Nack gives the message back so that it is delivered again, to this or
 	// another process, not before delay has passed (0: at once). Deliveries of
-	// a lane that are given back come again in their order. Errors as for Ack.
+	// a lane that are given back come again in their order, and before messages
+	// of the lane that were not delivered yet. Errors as for Ack.
 	Nack(ctx context.Context, d *Delivery, delay time.Duration) error
 }
 
@@ -62,7 +64,8 @@ type RefusalObserver interface {
 }
 
 // NewDelivery returns an unsettled delivery of m. The adapter cancels ctx when
-// the delivery is lost. It is for adapters and tests.
+// the delivery is lost, and sets Attempt and Tag before it hands the delivery
+// over. It is for adapters and tests. None of ctx, m and s may be nil.
 func NewDelivery(ctx context.Context, m *Message, lane string, s Settler) *Delivery {
 	return &Delivery{Message: m, Lane: lane, ctx: ctx, settler: s}
 }
@@ -80,7 +83,7 @@ func (d *Delivery) Settled() bool { return d.settled.Load() }
 // then the message may or may not come again.
 func (d *Delivery) Ack(ctx context.Context) error {
 	if err := d.settle(); err != nil {
-		return fmt.Errorf("broker: ack %s: %w", d.Message.ID, err)
+		return fmt.Errorf("broker: ack %q: %w", d.Message.ID, err)
 	}
 	return d.settler.Ack(ctx, d)
 }
@@ -89,7 +92,7 @@ func (d *Delivery) Ack(ctx context.Context) error {
 // passed. Zero or negative: at once. Errors as for Ack.
 func (d *Delivery) Nack(ctx context.Context, delay time.Duration) error {
 	if err := d.settle(); err != nil {
-		return fmt.Errorf("broker: nack %s: %w", d.Message.ID, err)
+		return fmt.Errorf("broker: nack %q: %w", d.Message.ID, err)
 	}
 	return d.settler.Nack(ctx, d, max(delay, 0))
 }

@@ -83,7 +83,7 @@ func TestDrainedWaits(t *testing.T) {
 			t.Fatalf("Drained returned %v while a nacked message waits", err)
 		default:
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		ack(t, want(t, s, "b1")...)
 		if err := <-drained; err != nil {
 			t.Errorf("Drained: %v", err)
@@ -150,7 +150,7 @@ func TestRewindWakesReceivers(t *testing.T) {
 		s := q.Source()
 		ack(t, want(t, s, "a1")...)
 		go func() {
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			q.Rewind()
 		}()
 		want(t, s, "a1")

@@ -153,7 +153,7 @@ func (s *settler) Ack(ctx context.Context, d *broker.Delivery) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err := s.check(ctx); err != nil {
-		return fmt.Errorf("memory: ack %s: %w", d.Message.ID, err)
+		return fmt.Errorf("memory: ack %q: %w", d.Message.ID, err)
 	}
 	s.entry.lane.forget(s.entry)
 	q.stats.InFlight--
@@ -169,7 +169,7 @@ func (s *settler) Nack(ctx context.Context, d *broker.Delivery, delay time.Durat
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err := s.check(ctx); err != nil {
-		return fmt.Errorf("memory: nack %s: %w", d.Message.ID, err)
+		return fmt.Errorf("memory: nack %q: %w", d.Message.ID, err)
 	}
 	now := time.Now()
 	q.giveBack(s.entry, now.Add(delay), now)

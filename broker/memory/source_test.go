@@ -71,7 +71,7 @@ func TestDelayedMessageHoldsItsLane(t *testing.T) {
 		want(t, other, "b1")
 		nothing(t, other)
 		nothing(t, s)
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		want(t, other, "a1", "a2", "a3")
 	})
 }
@@ -125,7 +125,7 @@ func TestPublishWakesReceivers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New("orders", nil)
 		go func() {
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			q.Publish(m("a", "a1"))
 		}()
 		want(t, q.Source(), "a1")
