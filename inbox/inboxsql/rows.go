@@ -34,8 +34,6 @@ func (l *link) newRows(raw driver.Rows, query string, done func()) driver.Rows {
 	return r
 }
 
-func (r *rows) text() string { return r.query }
-
 func (r *rows) shut() error {
 	if r.closed {
 		return nil

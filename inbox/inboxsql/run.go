@@ -22,8 +22,6 @@ type run struct {
 
 // child is something that a run left open.
 type child interface {
-	// text is the SQL that it came from.
-	text() string
 	// shut closes it; the caller holds the turn.
 	shut() error
 }

@@ -267,11 +267,19 @@ func (s *session) retire(ctx context.Context, r *run) error {
 	return nil
 }
 
-// retireHeld is the part of retire that needs the turn.
+// retireHeld is the part of retire that needs the turn. Rows go first: while
+// they are open, some drivers cannot close a statement. An error that shows when
+// they are closed is their query's.
 func (s *session) retireHeld(r *run) {
 	r.over = true
 	for c := range r.open {
-		r.fail(c.text(), s.note(c.shut(), len(r.open) > 1))
+		if rows, ok := c.(*rows); ok {
+			delete(r.open, c)
+			r.fail(rows.query, s.note(rows.shut(), len(r.open) > 0))
+		}
+	}
+	for c := range r.open {
+		_ = c.shut() // What it was used for has been looked at.
 	}
 	clear(r.open)
 }

@@ -20,8 +20,6 @@ var (
 	_ driver.NamedValueChecker = (*stmt)(nil)
 )
 
-func (s *stmt) text() string { return s.query }
-
 func (s *stmt) shut() error {
 	if s.closed {
 		return nil

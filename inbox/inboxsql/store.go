@@ -101,8 +101,8 @@ func NewWithConfig(db *sql.DB, cfg *Config) (*Store, error) {
 		s.writer = make(chan struct{}, 1)
 		s.writer <- struct{}{}
 	case PostgreSQL:
-		if !utf8.ValidString(c.Schema) || strings.ContainsRune(c.Schema, 0) {
-			return nil, configError("Schema", fmt.Sprintf("%q", c.Schema), "is not a name")
+		if bad := !utf8.ValidString(c.Schema) || strings.ContainsRune(c.Schema, 0); bad || c.Schema != "" && strings.TrimSpace(c.Schema) == "" {
+			return nil, configError("Schema", fmt.Sprintf("%q", c.Schema), "must be the name of a schema: UTF-8 without NUL, not blank")
 		}
 		level, ok := postgresLevels[c.Isolation]
 		if !ok {

@@ -46,7 +46,7 @@ func TestPostgreSQL(t *testing.T) {
 	url := postgresURL(t)
 	inboxtest.RunStore(t, inboxtest.StoreHarness[*sql.Tx]{
 		Open: func(tb testing.TB, isolation string) *inboxtest.StoreFixture[*sql.Tx] {
-			return openPostgres(tb, url, isolation, pgx.QueryExecModeCacheStatement)
+			return openPostgres(tb, url, isolation, pgx.QueryExecModeCacheStatement).StoreFixture
 		},
 		Isolations:     []string{"read committed", "repeatable read", "serializable"},
 		AbortsOnError:  true,
@@ -64,7 +64,7 @@ func TestPostgreSQLWithoutPreparedStatements(t *testing.T) {
 			t.Parallel()
 			inboxtest.RunStore(t, inboxtest.StoreHarness[*sql.Tx]{
 				Open: func(tb testing.TB, isolation string) *inboxtest.StoreFixture[*sql.Tx] {
-					return openPostgres(tb, url, isolation, mode)
+					return openPostgres(tb, url, isolation, mode).StoreFixture
 				},
 				AbortsOnError:  true,
 				NamesStatement: true,
@@ -158,7 +158,13 @@ const hiddenSQLite = "/* /* */ "
 
 var schemas atomic.Int64
 
-func openPostgres(tb testing.TB, url, isolation string, mode pgx.QueryExecMode) *inboxtest.StoreFixture[*sql.Tx] {
+// postgresFixture is a store in a schema of its own.
+type postgresFixture struct {
+	*inboxtest.StoreFixture[*sql.Tx]
+	DB *sql.DB
+}
+
+func openPostgres(tb testing.TB, url, isolation string, mode pgx.QueryExecMode) postgresFixture {
 	tb.Helper()
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -208,7 +214,7 @@ func openPostgres(tb testing.TB, url, isolation string, mode pgx.QueryExecMode) 
 	f.Waiting = func(ctx context.Context) (int64, error) {
 		return f.OutsideCount(ctx, "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = '"+schema+"'")
 	}
-	return f
+	return postgresFixture{f, db}
 }
 
 // hiddenPostgres makes PostgreSQL see a COMMIT, and the store a string.
