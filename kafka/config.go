@@ -141,15 +141,17 @@ type Config struct {
 	MaxAhead int
 
 	// BufferBytes bounds what is fetched and not handed out yet, over all
-	// partitions; each gets an equal share. It may be exceeded by one fetch per
-	// partition, and by what compression saves. Deliveries that are out are not
-	// counted: how many there are is up to the caller of Receive. Default 64 MiB.
-	// Negative is an error: memory has to be bounded.
+	// partitions; each gets an equal share. Records count as they are in memory,
+	// unpacked. It can be exceeded by a batch that is larger than its share, or
+	// that compresses much better than the ones before it. Deliveries that are
+	// out are not counted: how many there are is up to the caller of Receive.
+	// Default 64 MiB. Negative is an error: memory has to be bounded.
 	BufferBytes int
 
-	// FetchBytes is how much one fetch of one partition asks for; a larger batch
-	// still comes. Default 1 MiB. At least 16 KiB, at most 256 MiB; negative is
-	// an error.
+	// FetchBytes is how much one fetch of one partition asks for at most, as it
+	// travels; it asks for less when there is less room. A larger batch still
+	// comes. Default 1 MiB. At least 16 KiB, at most 256 MiB; negative is an
+	// error.
 	FetchBytes int
 
 	// FetchWait is how long a broker may wait for new records before it answers

@@ -38,6 +38,7 @@ type fetcher struct {
 	started  bool
 	restarts chan struct{} // holds a token when the topic was created anew
 
+	size    fetchSize
 	conn    *wire.Conn
 	stale   time.Time // what is known about the leader must be newer
 	backoff backoff
@@ -54,6 +55,7 @@ type start struct {
 func newFetcher(s *session, p *partition, at start) *fetcher {
 	return &fetcher{
 		session: s, part: p, start: at, restarts: make(chan struct{}, 1),
+		size:    fetchSize{most: s.cfg.FetchBytes, share: s.share, expand: guessExpand},
 		backoff: backoff{most: s.cfg.MaxBackoff},
 		trouble: trouble{log: s.log.With("partition", p.topicPartition.String()), what: "partition cannot be fetched"},
 	}
@@ -96,7 +98,8 @@ func (f *fetcher) step(ctx context.Context) error {
 	if !f.started {
 		return f.begin(ctx)
 	}
-	next, ok := f.waitRoom(ctx)
+	size, memory := f.size.ask()
+	next, ok := f.waitRoom(ctx, memory)
 	if !ok {
 		return nil
 	}
@@ -106,7 +109,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	}
 	res, err := conn.Fetch(ctx, &wire.FetchRequest{
 		Topic: f.part.topic, Partition: f.part.id, Offset: next,
-		MaxBytes: int32(f.fetchBytes), MaxWait: f.cfg.FetchWait, Committed: f.cfg.Isolation == ReadCommitted,
+		MaxBytes: int32(size), MaxWait: f.cfg.FetchWait, Committed: f.cfg.Isolation == ReadCommitted,
 	})
 	if err != nil {
 		return err
@@ -118,9 +121,12 @@ func (f *fetcher) step(ctx context.Context) error {
 		return res.Err
 	}
 	records := make([]*record, len(res.Records))
+	memory = 0
 	for i := range res.Records {
 		records[i] = f.part.newRecord(&res.Records[i])
+		memory += records[i].size
 	}
+	f.size.learn(res.Wire, memory)
 	f.beyond = nil
 	f.ledger.add(f.part, records, res.Next, res.HighWatermark)
 	return nil
@@ -229,10 +235,10 @@ func (f *fetcher) listOffset(ctx context.Context, conn *wire.Conn, when int64, i
 	return 0, fmt.Errorf("find the ends of the log: the answer lacks %s", f.part.topicPartition)
 }
 
-// waitRoom waits until there is room for what a fetch may bring and returns the
-// offset to fetch from. It returns false when there is something else to do.
-func (f *fetcher) waitRoom(ctx context.Context) (int64, bool) {
-	next, ok := f.ledger.position(f.part, f.share, f.fetchBytes)
+// waitRoom waits until there is room for what a fetch will bring and returns
+// the offset to fetch from. It returns false when there is something else to do.
+func (f *fetcher) waitRoom(ctx context.Context, memory int) (int64, bool) {
+	next, ok := f.ledger.position(f.part, f.share, memory)
 	if ok {
 		return next, true
 	}
@@ -256,7 +262,7 @@ func (f *fetcher) waitRoom(ctx context.Context) (int64, bool) {
 		case <-idle.C:
 			f.disconnect() // the broker would, without telling
 		}
-		next, ok = f.ledger.position(f.part, f.share, f.fetchBytes)
+		next, ok = f.ledger.position(f.part, f.share, memory)
 	}
 	if paused {
 		f.notePause(PauseEvent{Topic: f.part.topic, Partition: f.part.id, For: time.Since(began)})

@@ -16,15 +16,14 @@ import (
 // that fetch, commit and watch. It is over before the group is joined again.
 type session struct {
 	*Source
-	id         epoch
-	ledger     *ledger
-	committer  *committer
-	fetchers   []*fetcher
-	share      int // of Config.BufferBytes, for each partition
-	fetchBytes int
-	over       once     // the broker says that the generation is over
-	rejoin     once     // the group has to be joined again
-	recreated  []string // topics that were created anew since the last generation
+	id        epoch
+	ledger    *ledger
+	committer *committer
+	fetchers  []*fetcher
+	share     int      // of Config.BufferBytes, for each partition
+	over      once     // the broker says that the generation is over
+	rejoin    once     // the group has to be joined again
+	recreated []string // topics that were created anew since the last generation
 }
 
 // once is a signal that is given at most once.
@@ -58,7 +57,6 @@ func newSession(s *Source, gen *kafkago.Generation, tps []topicPartition) *sessi
 		over: once{c: make(chan struct{})}, rejoin: once{c: make(chan struct{})},
 		share: max(s.cfg.BufferBytes/max(len(tps), 1), 1),
 	}
-	se.fetchBytes = max(min(s.cfg.FetchBytes, se.share/2), minFetchBytes)
 	se.committer = &committer{
 		interval: s.cfg.CommitInterval, backoff: backoff{most: s.cfg.MaxBackoff}, kicked: make(chan struct{}, 1),
 		send: func(ctx context.Context, items []commitItem) error {

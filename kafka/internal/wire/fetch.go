@@ -38,6 +38,8 @@ type FetchResult struct {
 	// Next is the offset to fetch from next. It is past all that came, records
 	// or not: holes that compaction left, and the marks of transactions.
 	Next int64
+	// Wire is how many bytes of records came.
+	Wire int
 }
 
 // Fetch asks for records; they are the caller's.
@@ -162,6 +164,7 @@ func (q *FetchRequest) fill(p partitionResponse) error {
 	if !q.Committed {
 		p.aborted = nil // some brokers list them all the same
 	}
+	p.Wire = len(p.batches)
 	var err error
 	p.Records, p.Next, err = readBatches(p.batches, q.Offset, p.aborted)
 	return err
