@@ -38,7 +38,8 @@ test-modules:
 	for module in $(MODULES); do \
 	  start=$$SECONDS; \
 	  echo "=== test $$module"; \
-	  (cd "$$module" && go vet ./... && go test $(RACE) -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...) || status=1; \
+	  (cd "$$module" && go vet ./...) || status=1; \
+  (cd "$$module" && go test $(RACE) -count=1 -timeout $(TIMEOUT) $(TESTFLAGS) ./...) || status=1; \
 	  echo "=== test $$module: $$((SECONDS - start)) s"; \
 	done; \
 	exit $$status
