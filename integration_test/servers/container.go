@@ -175,9 +175,10 @@ func Containers() ([]string, error) {
 	return environment, nil
 }
 
-// Stop ends the containers that this process started. Without it testcontainers'
-// reaper does so some seconds after the end of the process, unless it is turned
-// off.
+// Stop ends the containers that this process started; TestMain calls it after
+// the tests. Without it testcontainers' reaper does so some seconds after the
+// end of the process, unless it is turned off. Servers from the scripts of
+// integration_test/services go on.
 func Stop() error {
 	runningMu.Lock()
 	defer runningMu.Unlock()
