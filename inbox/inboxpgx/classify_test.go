@@ -15,6 +15,7 @@ import (
 	"github.com/ackafter/ackafter/inbox/inboxpgx"
 	"github.com/ackafter/ackafter/inbox/internal/cutproxy"
 	"github.com/ackafter/ackafter/inbox/internal/pgtest"
+	"github.com/ackafter/ackafter/inbox/internal/pgxharness"
 )
 
 // lazyPool is a pool that never connects.
@@ -31,7 +32,7 @@ func lazyPool(tb testing.TB, url string) *pgxpool.Pool {
 // SQLSTATEs decide, whatever the language of the message. Case D1.
 func TestClassifyByState(t *testing.T) {
 	t.Parallel()
-	store := newStore(t, lazyPool(t, "postgres://u@127.0.0.1:1/d"), "")
+	store := pgxharness.NewStore(t, lazyPool(t, "postgres://u@127.0.0.1:1/d"), "")
 	for code, want := range map[string]inbox.Class{
 		"40001": inbox.ClassContention, "40P01": inbox.ClassContention, "55P03": inbox.ClassContention,
 		"08000": inbox.ClassUnavailable, "08006": inbox.ClassUnavailable, "53100": inbox.ClassUnavailable, "53300": inbox.ClassUnavailable,
@@ -57,7 +58,7 @@ func TestUnreachable(t *testing.T) {
 	}
 	addr := l.Addr().String()
 	_ = l.Close()
-	store := newStore(t, lazyPool(t, "postgres://u@"+addr+"/d?sslmode=disable"), "")
+	store := pgxharness.NewStore(t, lazyPool(t, "postgres://u@"+addr+"/d?sslmode=disable"), "")
 	ctx := t.Context()
 	key := inbox.Key{Consumer: "c", MessageKey: "k"}
 	_, beginErr := store.Begin(ctx, claims("k"), inbox.BeginOptions{LockTimeout: time.Second})
@@ -83,7 +84,7 @@ func TestPoolExhausted(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
 	pool := db.Pool(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	store := newStore(t, pool, "")
+	store := pgxharness.NewStore(t, pool, "")
 	if n := store.PoolSize(); n != 1 {
 		t.Errorf("PoolSize() = %d, want 1", n)
 	}
@@ -112,11 +113,11 @@ func TestBlackHole(t *testing.T) {
 	db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
 	var proxy *cutproxy.Proxy
 	pool := db.Pool(t, func(c *pgxpool.Config) {
-		proxy = cutproxy.New(t, net.JoinHostPort(c.ConnConfig.Host, port(c)))
-		through(c, proxy)
+		proxy = cutproxy.New(t, net.JoinHostPort(c.ConnConfig.Host, pgxharness.Port(c)))
+		pgxharness.Through(c, proxy)
 		c.MaxConns = 1
 	})
-	store := newStore(t, pool, "")
+	store := pgxharness.NewStore(t, pool, "")
 	o := inbox.BeginOptions{LockTimeout: time.Second}
 	for _, stage := range []string{"never", "commit", "begin", "start", "finish", "abort"} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -291,7 +292,7 @@ func TestSchema(t *testing.T) {
 	if r, err := store.Lookup(t.Context(), claims("k1")[0].Key); err != nil || string(r.Result) != "r" {
 		t.Errorf("Lookup: %v, %v", r, err)
 	}
-	plain := newStore(t, pool, "")
+	plain := pgxharness.NewStore(t, pool, "")
 	if err := plain.Check(t.Context()); !errors.Is(err, inbox.ErrNoSchema) {
 		t.Errorf("Check without the schema: %v, want ErrNoSchema", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/inbox/internal/cutproxy"
 	"github.com/ackafter/ackafter/inbox/internal/pgtest"
+	"github.com/ackafter/ackafter/inbox/internal/pgxharness"
 )
 
 // Round trips are counted on the wire: how often the client speaks after the
@@ -53,11 +54,11 @@ func TestRoundTrips(t *testing.T) {
 			db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
 			var proxy *cutproxy.Proxy
 			pool := db.Pool(t, func(c *pgxpool.Config) {
-				proxy = cutproxy.New(t, net.JoinHostPort(c.ConnConfig.Host, port(c)))
-				through(c, proxy)
+				proxy = cutproxy.New(t, net.JoinHostPort(c.ConnConfig.Host, pgxharness.Port(c)))
+				pgxharness.Through(c, proxy)
 				c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 1, mode
 			})
-			r := &rig{t, db, pool, newStore(t, pool, level)}
+			r := &rig{t, db, pool, pgxharness.NewStore(t, pool, level)}
 			r.sql("create table effects (k text not null, note text not null)")
 			for _, s := range scenarios {
 				turns := 0

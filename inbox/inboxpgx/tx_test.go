@@ -16,6 +16,7 @@ import (
 	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/inbox/inboxpgx"
 	"github.com/ackafter/ackafter/inbox/internal/pgtest"
+	"github.com/ackafter/ackafter/inbox/internal/pgxharness"
 )
 
 // rig is a store over tables of its own.
@@ -34,7 +35,7 @@ func newRig(t *testing.T, mode pgx.QueryExecMode) *rig {
 			c.ConnConfig.DefaultQueryExecMode = mode
 		}
 	})
-	r := &rig{t, db, pool, newStore(t, pool, "")}
+	r := &rig{t, db, pool, pgxharness.NewStore(t, pool, "")}
 	r.sql("create table effects (k text not null, note text not null, check (note <> 'bad'))")
 	return r
 }
@@ -124,8 +125,8 @@ func goodWays() []way {
 		}},
 		{name: "query rewriter", rows: 2, do: func(ctx context.Context, tx pgx.Tx) error {
 			b := &pgx.Batch{}
-			b.Queue("whatever", rewriter(insertOne))
-			return errors.Join(second(tx.Exec(ctx, "whatever", rewriter(insertOne))), tx.SendBatch(ctx, b).Close())
+			b.Queue("whatever", pgxharness.Rewriter(insertOne))
+			return errors.Join(second(tx.Exec(ctx, "whatever", pgxharness.Rewriter(insertOne))), tx.SendBatch(ctx, b).Close())
 		}},
 		{name: "Query read", rows: 1, do: func(ctx context.Context, tx pgx.Tx) error {
 			rows, err := tx.Query(ctx, insertArg+" returning note", "q")

@@ -1,6 +1,7 @@
 package inboxtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -122,9 +123,10 @@ func RunStore[Tx any](t *testing.T, h StoreHarness[Tx]) {
 
 // storeRule is one rule of the contract.
 type storeRule[Tx any] struct {
-	name   string
-	levels bool // at every isolation level
-	run    func(s *storeSuite[Tx])
+	name    string
+	levels  bool // at every isolation level
+	run     func(s *storeSuite[Tx])
+	timeout time.Duration // 0: ruleTimeout
 }
 
 func storeRules[Tx any]() []storeRule[Tx] {
@@ -141,7 +143,7 @@ func (r storeRule[Tx]) try(tb testing.TB, h *StoreHarness[Tx], level string) {
 	tb.Helper()
 	s := &storeSuite[Tx]{TB: tb, h: h, StoreFixture: h.Open(tb, level)}
 	var cancel context.CancelFunc
-	s.ctx, cancel = context.WithTimeout(tb.Context(), ruleTimeout)
+	s.ctx, cancel = context.WithTimeout(tb.Context(), cmp.Or(r.timeout, ruleTimeout))
 	tb.Cleanup(cancel)
 	s.outside("create table effects (k text not null, note text not null)")
 	r.run(s)

@@ -191,8 +191,11 @@ func lookupAndFind[Tx any](s *storeSuite[Tx]) {
 	}
 	for _, scope := range []inbox.Key{{Consumer: "shipping"}, {Consumer: "billing", Tenant: "t2"}, {Consumer: "billing", Tenant: "t1"}, {Consumer: "billing"}} {
 		c := claim("k1")
-		c.Consumer, c.Tenant = scope.Consumer, scope.Tenant
+		c.Consumer, c.Tenant, c.MessageID = scope.Consumer, scope.Tenant, scope.Consumer+scope.Tenant
 		s.handle(c, nil)
+		if r := s.lookup(c.Key); r.Key != c.Key || r.MessageID != c.MessageID {
+			s.Errorf("Lookup of %v: %+v", c.Key, r)
+		}
 	}
 	s.handle(claim("k2"), nil)
 	in, ok := s.Store.(inbox.Inspector)
