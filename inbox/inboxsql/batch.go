@@ -85,7 +85,7 @@ func (b *batch) start(ctx context.Context, i int) (*sql.Tx, error) {
 	if err := b.s.exec(ctx, "savepoint "+savepoint); err != nil {
 		return nil, b.fail(b.store.timedOut(ctx, err))
 	}
-	r, err := b.s.begin(i)
+	r, err := b.s.begin(ctx, i)
 	if err != nil {
 		return nil, b.fail(err)
 	}
@@ -208,7 +208,7 @@ func (b *batch) Commit(ctx context.Context) error {
 	}
 	b.s.cut()
 	<-b.s.turn
-	b.tidy()
+	b.tidy(ctx)
 	return err
 }
 
@@ -257,18 +257,20 @@ func (b *batch) settle(ctx context.Context) error {
 // Abort rolls everything back. It does not wait for a handler that runs: the
 // handler's transaction is dead at once, a statement that it is in is
 // interrupted, and the connection is freed when that has returned.
-func (b *batch) Abort() {
+func (b *batch) Abort() { b.abort(context.Background()) }
+
+func (b *batch) abort(ctx context.Context) {
 	if !b.ended.CompareAndSwap(false, true) {
 		return
 	}
 	b.s.cut()
 	select {
 	case <-b.s.turn:
-		b.tidy()
+		b.tidy(ctx)
 	default:
 		go func() {
 			<-b.s.turn
-			b.tidy()
+			b.tidy(ctx)
 		}()
 	}
 }
@@ -278,11 +280,11 @@ const tidyTimeout = 5 * time.Second
 
 // tidy gives the connection back, rolled back if need be; the caller holds the
 // turn.
-func (b *batch) tidy() {
-	ctx, cancel := context.WithTimeout(context.Background(), tidyTimeout)
+func (b *batch) tidy(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tidyTimeout)
 	defer cancel()
 	if r := b.run; r != nil {
-		b.s.retireHeld(r)
+		b.s.retireHeld(ctx, r)
 		r.cancel()
 	}
 	reuse := b.s.rollback(ctx)

@@ -54,7 +54,7 @@ func (s *Store) begin(ctx context.Context, cs []claim, o inbox.BeginOptions, dea
 		err = b.claimAll(ctx, deadline)
 	}
 	if err != nil {
-		b.Abort()
+		b.abort(ctx)
 		return nil, err
 	}
 	return b, nil

@@ -99,7 +99,7 @@ func sqlState(err error) string {
 // from such a driver.
 func sqliteCode(err error) (int, bool) {
 	for err != nil {
-		if c, ok := err.(interface{ Code() int }); ok { //nolint:errorlint // This is a walk along the chain.
+		if c, ok := err.(interface{ Code() int }); ok {
 			t := reflect.TypeOf(err)
 			if t.Kind() == reflect.Pointer {
 				t = t.Elem()
@@ -108,7 +108,7 @@ func sqliteCode(err error) (int, bool) {
 				return c.Code(), true
 			}
 		}
-		switch u := err.(type) { //nolint:errorlint // As above.
+		switch u := err.(type) { //nolint:errorlint // This is a walk along the chain.
 		case interface{ Unwrap() error }:
 			err = u.Unwrap()
 		case interface{ Unwrap() []error }:

@@ -142,7 +142,9 @@ func TestSchema(t *testing.T) {
 	odd := schema + ` Odd"é`
 	quoted := `"` + strings.ReplaceAll(odd, `"`, `""`) + `"`
 	mustExec(t, f.DB, "alter schema "+schema+" rename to "+quoted)
-	t.Cleanup(func() { _, _ = f.DB.ExecContext(context.Background(), "alter schema "+quoted+" rename to "+schema) })
+	t.Cleanup(func() {
+		_, _ = f.DB.ExecContext(context.WithoutCancel(t.Context()), "alter schema "+quoted+" rename to "+schema)
+	})
 	store, err := inboxsql.New(f.DB)
 	if err != nil {
 		t.Fatal(err)

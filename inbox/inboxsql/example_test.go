@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log"
 	"os"
 	"path/filepath"
 
@@ -22,27 +21,23 @@ import (
 // orders opens a new database file with the inbox tables and a table of charges.
 func orders() (db *sql.DB, remove func()) {
 	dir, err := os.MkdirTemp("", "orders")
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	db, err = sql.Open("sqlite", inboxsql.SQLiteDSN(filepath.Join(dir, "orders.db")))
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	// "ackafter migrate up" does this, too.
 	tables, err := fs.ReadFile(migrations.SQLite(), "0001_inbox.up.sql")
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	for _, query := range []string{string(tables), "create table charges (order_id text, cents integer)"} {
-		if _, err := db.ExecContext(context.Background(), query); err != nil {
-			log.Fatal(err)
-		}
+		_, err := db.ExecContext(context.Background(), query)
+		must(err)
 	}
-	return db, func() {
-		if err := errors.Join(db.Close(), os.RemoveAll(dir)); err != nil {
-			log.Print(err)
-		}
+	return db, func() { must(errors.Join(db.Close(), os.RemoveAll(dir))) }
+}
+
+// must keeps the examples short; programs handle their errors.
+func must(err error) {
+	if err != nil {
+		panic(err)
 	}
 }
 
@@ -52,29 +47,21 @@ func ExampleNew() {
 	defer remove()
 
 	store, err := inboxsql.New(db)
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	consumer, err := inbox.New(store, "billing", keyfunc.JSON("orderId"),
 		func(ctx context.Context, tx *sql.Tx, m *inbox.Message) error {
 			_, err := tx.ExecContext(ctx, "insert into charges values ($1, 995)", m.MessageKey)
 			return err
 		}, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	// The same message, three times. Run takes messages from a broker.
 	for range 3 {
 		result, err := consumer.Process(ctx, &broker.Message{Body: []byte(`{"orderId":"A-1"}`)})
-		if err != nil {
-			log.Fatal(err)
-		}
+		must(err)
 		fmt.Println(result.Outcome)
 	}
 	var charges int
-	if err := db.QueryRowContext(ctx, "select count(*) from charges").Scan(&charges); err != nil {
-		log.Fatal(err)
-	}
+	must(db.QueryRowContext(ctx, "select count(*) from charges").Scan(&charges))
 	fmt.Println("charges:", charges)
 	// Output:
 	// first_attempt
@@ -95,15 +82,11 @@ func ExampleNewWithConfig() {
 
 func ExampleSQLiteDSN() {
 	dir, err := os.MkdirTemp("", "orders")
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	defer func() { _ = os.RemoveAll(dir) }()
 
 	db, err := sql.Open("sqlite", inboxsql.SQLiteDSN(filepath.Join(dir, "orders 50%.db")))
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	defer func() { _ = db.Close() }()
 	var journal string
 	var foreignKeys, synchronous int
@@ -121,9 +104,7 @@ func ExampleStore_Claim() {
 	db, remove := orders()
 	defer remove()
 	store, err := inboxsql.New(db)
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 
 	charge := func(orderID string) error {
 		tx, err := db.BeginTx(ctx, nil)
@@ -145,9 +126,7 @@ func ExampleStore_Claim() {
 		return tx.Commit()
 	}
 	for _, orderID := range []string{"A-1", "A-2", "A-1"} {
-		if err := charge(orderID); err != nil {
-			log.Fatal(err)
-		}
+		must(charge(orderID))
 	}
 	// Output:
 	// A-1 first_attempt
@@ -160,24 +139,15 @@ func ExampleStore_SaveResult() {
 	db, remove := orders()
 	defer remove()
 	store, err := inboxsql.New(db)
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	tx, err := db.BeginTx(ctx, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	defer func() { _ = tx.Rollback() }()
-	if _, err := store.Claim(ctx, tx, "billing", "A-1"); err != nil {
-		log.Fatal(err)
-	}
-	if err := store.SaveResult(ctx, tx, "billing", "A-1", []byte(`{"invoice":7}`)); err != nil {
-		log.Fatal(err)
-	}
+	_, err = store.Claim(ctx, tx, "billing", "A-1")
+	must(err)
+	must(store.SaveResult(ctx, tx, "billing", "A-1", []byte(`{"invoice":7}`)))
 	entry, err := store.Claim(ctx, tx, "billing", "A-1")
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	fmt.Printf("%s %s\n", entry.Outcome, entry.Stored.Result)
 	// Output:
 	// replay {"invoice":7}
@@ -189,24 +159,17 @@ func ExampleStore_Lookup() {
 	db, remove := orders()
 	defer remove()
 	store, err := inboxsql.New(db)
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	consumer, err := inbox.New(store, "billing", keyfunc.JSON("orderId"),
 		func(_ context.Context, _ *sql.Tx, m *inbox.Message) error {
 			return m.SetResult(map[string]int{"invoice": 7})
 		}, nil)
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	m := &broker.Message{ID: "orders/3/4711", Source: "kafka:orders/3", Position: broker.At(4711), Body: []byte(`{"orderId":"A-1"}`)}
-	if _, err := consumer.Process(ctx, m); err != nil {
-		log.Fatal(err)
-	}
+	_, err = consumer.Process(ctx, m)
+	must(err)
 	record, err := store.Lookup(ctx, inbox.Key{Consumer: "billing", MessageKey: "A-1"})
-	if err != nil {
-		log.Fatal(err)
-	}
+	must(err)
 	fmt.Printf("%s by %s, %s\n", record.Status, record.MessageID, record.Result)
 	_, err = store.Lookup(ctx, inbox.Key{Consumer: "billing", MessageKey: "A-2"})
 	fmt.Println(errors.Is(err, inbox.ErrNotFound))

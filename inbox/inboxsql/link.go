@@ -40,7 +40,7 @@ func (l *link) do(ctx context.Context, query string, call func(ctx context.Conte
 			done()
 		}
 	}
-	return l.note(query, err)
+	return l.note(ctx, query, err)
 }
 
 // join returns a context that ends with ctx, or when the session is cut.
@@ -71,7 +71,7 @@ func (l *link) refuse(query string) error {
 
 // note remembers the failed statement of a run; rolling back to a savepoint is
 // the way to go on after one.
-func (l *link) note(query string, err error) error {
+func (l *link) note(ctx context.Context, query string, err error) error {
 	if err == nil && l.run != nil && l.run.failed != nil && rollsBackToSavepoint(query) {
 		l.run.failed = nil
 	}
@@ -79,7 +79,7 @@ func (l *link) note(query string, err error) error {
 	if busy && errors.Is(err, driver.ErrBadConn) {
 		err = fmt.Errorf("inboxsql: %w (%v)", errRowsOpen, err) //nolint:errorlint // The driver's error is misleading.
 	}
-	err = l.s.note(err, busy)
+	err = l.s.note(ctx, err, busy)
 	if l.run != nil && !errors.Is(err, driver.ErrSkip) {
 		l.run.fail(query, err)
 	}

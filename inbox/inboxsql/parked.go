@@ -90,7 +90,7 @@ func (s *Store) listParked(ctx context.Context, f inbox.ParkedFilter) (all []inb
 	if err != nil {
 		return nil, err
 	}
-	defer closeRows(rows, &err)
+	defer func() { err = errors.Join(err, rows.Close()) }()
 	for rows.Next() {
 		r, err := scanParked(rows.Scan)
 		if err != nil {

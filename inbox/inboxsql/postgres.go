@@ -198,7 +198,7 @@ func (d postgres) query(ctx context.Context, q querier, query string, cs []claim
 	if err != nil {
 		return err
 	}
-	defer closeRows(rows, &err)
+	defer func() { err = errors.Join(err, rows.Close()) }()
 	for rows.Next() {
 		if err := scan(rows); err != nil {
 			return err

@@ -21,7 +21,7 @@ func cutCommits(tb testing.TB, server string, reached bool) (host string, port u
 	if err != nil {
 		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	var wg sync.WaitGroup
 	tb.Cleanup(func() {
 		cancel()

@@ -151,7 +151,7 @@ func (s *Store) find(ctx context.Context, messageKey string) (all []inbox.Record
 	if err != nil {
 		return nil, err
 	}
-	defer closeRows(rows, &err)
+	defer func() { err = errors.Join(err, rows.Close()) }()
 	for rows.Next() {
 		f, err := scanRecord(rows.Scan)
 		if err != nil {
@@ -161,11 +161,4 @@ func (s *Store) find(ctx context.Context, messageKey string) (all []inbox.Record
 		all = append(all, f.record)
 	}
 	return all, rows.Err()
-}
-
-// closeRows is for defer.
-func closeRows(rows *sql.Rows, err *error) {
-	if e := rows.Close(); e != nil && *err == nil {
-		*err = e
-	}
 }

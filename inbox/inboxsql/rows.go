@@ -31,7 +31,7 @@ var (
 func (l *link) newRows(raw driver.Rows, query string, done func()) driver.Rows {
 	r := &rows{l: l, raw: raw, query: query, done: done}
 	l.keep(r)
-	return r
+	return r.asDriverRows()
 }
 
 func (r *rows) shut() error {
@@ -46,7 +46,8 @@ func (r *rows) shut() error {
 
 // step calls the driver's rows.
 func (r *rows) step(call func() error) error {
-	if err := r.l.s.acquire(context.Background()); err != nil {
+	ctx := context.Background() // The query's own ends the call.
+	if err := r.l.s.acquire(ctx); err != nil {
 		return err
 	}
 	defer r.l.s.yield()
@@ -57,7 +58,7 @@ func (r *rows) step(call func() error) error {
 	if err == io.EOF { //nolint:errorlint // The end of the rows is io.EOF itself; a wrapped one is a lost connection.
 		return err
 	}
-	return r.l.note(r.query, err)
+	return r.l.note(ctx, r.query, err)
 }
 
 // Next reads a row.
@@ -67,12 +68,13 @@ func (r *rows) Next(dest []driver.Value) error {
 
 // Close closes the rows. An error that only shows now counts as the query's.
 func (r *rows) Close() error {
-	if err := r.l.s.acquire(context.Background()); err != nil {
+	ctx := context.Background()
+	if err := r.l.s.acquire(ctx); err != nil {
 		return err
 	}
 	defer r.l.s.yield()
 	r.l.forget(r)
-	return r.l.note(r.query, r.shut())
+	return r.l.note(ctx, r.query, r.shut())
 }
 
 // peek asks the driver's rows something that takes no talk to the database. It

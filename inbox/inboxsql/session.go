@@ -160,7 +160,7 @@ func (s *session) exec(ctx context.Context, query string) error {
 	if s.lost != nil {
 		return s.lost
 	}
-	return s.note(s.execHeld(ctx, query), false)
+	return s.note(ctx, s.execHeld(ctx, query), false)
 }
 
 // execHeld is exec for who holds the turn, and without looking at its error.
@@ -185,12 +185,13 @@ func (s *session) execHeld(ctx context.Context, query string) error {
 // note looks at the error of a statement; the caller holds the turn. It returns
 // the error, marked when the connection was lost. busy says that rows are being
 // read, so that the connection cannot be asked.
-func (s *session) note(err error, busy bool) error {
+func (s *session) note(ctx context.Context, err error, busy bool) error {
 	if err == nil || errors.Is(err, driver.ErrSkip) {
 		return err
 	}
-	s.probe(err)
-	if err = marked(err); isMarked(err) || contextEnded(err) || hasCode(err) || busy || s.alive() {
+	ctx = context.WithoutCancel(ctx)
+	s.probe(ctx, err)
+	if err = marked(err); isMarked(err) || contextEnded(err) || hasCode(err) || busy || s.alive(ctx) {
 		return err
 	}
 	return &unavailableError{err}
@@ -198,11 +199,11 @@ func (s *session) note(err error, busy bool) error {
 
 // alive asks the connection after an error that does not say by itself what
 // happened to it. An empty statement is answered in any state of a transaction.
-func (s *session) alive() bool {
+func (s *session) alive(ctx context.Context) bool {
 	if s.autoRollback {
 		return true // It is a file.
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), aliveTimeout)
+	ctx, cancel := context.WithTimeout(ctx, aliveTimeout)
 	defer cancel()
 	err := s.execHeld(ctx, ";")
 	return err == nil || hasCode(err)
@@ -216,11 +217,10 @@ const aliveTimeout = time.Second
 // and where a conflict clause says so, and would run whatever comes next in
 // autocommit mode: effects without a key. BEGIN fails in a transaction, without
 // harming it.
-func (s *session) probe(cause error) {
+func (s *session) probe(ctx context.Context, cause error) {
 	if !s.autoRollback || !s.open || s.lost != nil {
 		return
 	}
-	ctx := context.Background()
 	if s.execHeld(ctx, "begin") != nil {
 		return
 	}
@@ -242,9 +242,9 @@ func (s *session) rollback(ctx context.Context) (reuse bool) {
 }
 
 // begin makes a *sql.Tx for one run of a handler.
-func (s *session) begin(entry int) (*run, error) {
+func (s *session) begin(ctx context.Context, entry int) (*run, error) {
 	r := &run{entry: entry, open: map[child]struct{}{}, closed: make(chan struct{})}
-	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), runKey{}, r))
+	ctx, cancel := context.WithCancel(context.WithValue(context.WithoutCancel(ctx), runKey{}, r))
 	tx, err := s.inner.BeginTx(ctx, nil)
 	if err != nil {
 		cancel()
@@ -261,7 +261,7 @@ func (s *session) retire(ctx context.Context, r *run) error {
 	if err := s.acquire(ctx); err != nil {
 		return err
 	}
-	s.retireHeld(r)
+	s.retireHeld(ctx, r)
 	s.yield()
 	r.cancel()
 	return nil
@@ -270,12 +270,12 @@ func (s *session) retire(ctx context.Context, r *run) error {
 // retireHeld is the part of retire that needs the turn. Rows go first: while
 // they are open, some drivers cannot close a statement. An error that shows when
 // they are closed is their query's.
-func (s *session) retireHeld(r *run) {
+func (s *session) retireHeld(ctx context.Context, r *run) {
 	r.over = true
 	for c := range r.open {
 		if rows, ok := c.(*rows); ok {
 			delete(r.open, c)
-			r.fail(rows.query, s.note(rows.shut(), len(r.open) > 0))
+			r.fail(rows.query, s.note(ctx, rows.shut(), len(r.open) > 0))
 		}
 	}
 	for c := range r.open {

@@ -210,7 +210,7 @@ func affected(r sql.Result, err error) (int64, error) {
 }
 
 // each runs one statement for every claim.
-func (d sqlite) each(ctx context.Context, q querier, query string, cs []claim, args func(i int, c *claim) []any) ([]bool, error) {
+func (d sqlite) each(ctx context.Context, q querier, query string, cs []claim, args func(i int, c *claim) []any) (changed []bool, err error) {
 	if len(cs) == 0 {
 		return nil, nil
 	}
@@ -218,19 +218,20 @@ func (d sqlite) each(ctx context.Context, q querier, query string, cs []claim, a
 	if err != nil {
 		return nil, err
 	}
-	changed := make([]bool, len(cs))
+	defer func() { err = errors.Join(err, st.Close()) }()
+	changed = make([]bool, len(cs))
 	for i := range cs {
 		n, err := affected(st.ExecContext(ctx, args(i, &cs[i])...))
 		if err != nil {
-			return nil, errors.Join(err, st.Close())
+			return nil, err
 		}
 		changed[i] = n > 0
 	}
-	return changed, st.Close()
+	return changed, nil
 }
 
 // eachRow runs a query for at most one row for every claim.
-func (d sqlite) eachRow(ctx context.Context, q querier, query string, cs []claim, args func(c *claim) []any, scan func(i int, row *sql.Row) error) error {
+func (d sqlite) eachRow(ctx context.Context, q querier, query string, cs []claim, args func(c *claim) []any, scan func(i int, row *sql.Row) error) (err error) {
 	if len(cs) == 0 {
 		return nil
 	}
@@ -238,13 +239,14 @@ func (d sqlite) eachRow(ctx context.Context, q querier, query string, cs []claim
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, st.Close()) }()
 	for i := range cs {
 		err := scan(i, st.QueryRowContext(ctx, args(&cs[i])...))
 		if err != nil && !errors.Is(err, sql.ErrNoRows) {
-			return errors.Join(err, st.Close())
+			return err
 		}
 	}
-	return st.Close()
+	return nil
 }
 
 func keyArgs(c *claim) []any { return []any{c.Tenant, c.Consumer, c.key} }

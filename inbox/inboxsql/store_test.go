@@ -26,6 +26,7 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv(crashEnv) != "" {
 		crashChild()
+		return
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -181,7 +182,7 @@ func openPostgres(tb testing.TB, url, isolation string, mode pgx.QueryExecMode) 
 		}
 	}
 	tb.Cleanup(func() {
-		if _, err := outside.ExecContext(context.Background(), "drop schema "+schema+" cascade"); err != nil {
+		if _, err := outside.ExecContext(context.WithoutCancel(tb.Context()), "drop schema "+schema+" cascade"); err != nil {
 			tb.Error(err)
 		}
 	})
@@ -291,10 +292,11 @@ func fixture(store *inboxsql.Store, db, outside *sql.DB) *inboxtest.StoreFixture
 			}},
 			{Name: "prepared COMMIT", Do: func(ctx context.Context, tx *sql.Tx) error {
 				st, err := tx.PrepareContext(ctx, "commit")
-				if err == nil {
-					_, err = st.ExecContext(ctx)
+				if err != nil {
+					return nil
 				}
-				_ = err
+				defer func() { _ = st.Close() }()
+				_, _ = st.ExecContext(ctx)
 				return nil
 			}},
 		},
