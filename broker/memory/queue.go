@@ -32,8 +32,9 @@ import (
 type Config struct {
 	// Lane names the ordering domain of a message. Messages with the same name
 	// are handed out in the order in which they were published, to one source at
-	// a time; a message that is given back holds up the later ones of its lane
-	// until it is acked or handed out again. "" means no order towards any other
+	// a time. A message that is given back goes out again before the later ones
+	// of its lane: those that are not out wait for it, and it waits until those
+	// that are out are settled or lost. "" means no order towards any other
 	// message. The function sees the message as it was passed to Publish, must
 	// depend on it alone, and may be called concurrently.
 	//
