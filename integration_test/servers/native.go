@@ -66,7 +66,7 @@ func scriptFolder() (string, error) {
 // runScript runs a script and returns what it printed; its errors carry what it
 // said on standard error.
 func runScript(ctx context.Context, folder, script, name string) (string, error) {
-	command := exec.CommandContext(ctx, filepath.Join(folder, script), name) //nolint:gosec // our own script, found beside this package
+	command := exec.CommandContext(ctx, filepath.Join(folder, script), name)
 	var out, messages bytes.Buffer
 	command.Stdout, command.Stderr = &out, &messages
 	// A daemon that kept a pipe open must not keep us waiting.
