@@ -253,7 +253,7 @@ func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
 	switch {
 	case w.doomed != nil && a.park:
 		return false, a.parkNow(ctx, w, i, w.doomed)
-	case a.stopping != nil && a.stopping(), ctx.Err() != nil, a.outOfTime():
+	case a.mayNotStart(ctx):
 		a.hold(w)
 		return false, nil
 	}
@@ -271,9 +271,13 @@ func (a *attempt[Tx]) conflict(ctx context.Context, w *work, i int, e Entry) err
 	return err
 }
 
-// outOfTime tells that no further handler shall be started, because the
-// transaction has been open for BatchTime; at least one has run by then.
-func (a *attempt[Tx]) outOfTime() bool {
+// mayNotStart tells that no further handler shall be started: because of a stop,
+// or because the transaction has been open for BatchTime; at least one has run by
+// then.
+func (a *attempt[Tx]) mayNotStart(ctx context.Context) bool {
+	if ctx.Err() != nil || (a.stopping != nil && a.stopping()) {
+		return true
+	}
 	return a.c.cfg.BatchTime > 0 && a.event.Claimed > 0 && time.Since(a.opened) > a.c.cfg.BatchTime
 }
 

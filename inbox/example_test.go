@@ -38,7 +38,7 @@ func openShop() (db *sql.DB, store *inboxsql.Store, remove func()) {
 	if err != nil {
 		panic(err)
 	}
-	if _, err := db.Exec(string(tables) + "; create table charges (order_id text, amount integer)"); err != nil {
+	if _, err := db.ExecContext(context.Background(), string(tables)+"; create table charges (order_id text, amount integer)"); err != nil {
 		panic(err)
 	}
 	store, err = inboxsql.New(db)
@@ -82,7 +82,7 @@ func Example() {
 	fmt.Println("run ended with", <-done)
 
 	var charges int
-	if err := db.QueryRow("select count(*) from charges").Scan(&charges); err != nil {
+	if err := db.QueryRowContext(context.Background(), "select count(*) from charges").Scan(&charges); err != nil {
 		fmt.Println(err)
 	}
 	fmt.Println("charges:", charges)
@@ -162,7 +162,7 @@ func ExampleNewBulk() {
 		}
 	}
 	var charges int
-	if err := db.QueryRow("select count(*) from charges").Scan(&charges); err != nil {
+	if err := db.QueryRowContext(context.Background(), "select count(*) from charges").Scan(&charges); err != nil {
 		fmt.Println(err)
 	}
 	fmt.Println("charges:", charges)

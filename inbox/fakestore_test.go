@@ -147,7 +147,6 @@ type fakeBatch struct {
 	parked   []inbox.Parked
 	tx       *fakeTx
 	ended    bool
-	broken   error
 }
 
 // fakeTx is what handlers get.

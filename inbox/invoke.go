@@ -37,7 +37,7 @@ func (c *Consumer[Tx]) invoke(ctx context.Context, handlers *sync.WaitGroup, wor
 	defer cancel(nil)
 	for _, w := range works {
 		if w.delivery != nil {
-			defer context.AfterFunc(w.delivery.Context(), func() { cancel(errLost) })()
+			defer context.AfterFunc(w.delivery.Context(), func() { cancel(errLost) })() //nolint:contextcheck // The delivery's own end, beside the caller's.
 		}
 	}
 	if c.cfg.HandlerTimeout > 0 {

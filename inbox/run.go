@@ -103,8 +103,10 @@ func (r *runner[Tx]) start() error {
 		case err == nil && n > 1:
 			r.gate.pass()
 			return nil
-		case err == nil, r.soft.Err() != nil:
+		case err == nil:
 			return nil
+		case r.soft.Err() != nil:
+			return nil //nolint:nilerr // Stopped: what failed meanwhile does not matter.
 		case isSetup(err):
 			return err
 		}

@@ -270,7 +270,7 @@ func TestShutdown(t *testing.T) {
 				r.drain()
 				_ = r.end()
 				r.wantEffects("a-1", "a-2", "b-1")
-				time.Sleep(c.takes) // The deaf handler ends.
+				<-time.After(c.takes) // The deaf handler ends.
 			})
 		})
 	}
@@ -319,7 +319,7 @@ func TestDatabaseDown(t *testing.T) {
 		begins.Store(0)
 		checks.Store(0)
 		r.publish(ids...)
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		if s := r.queue.Stats(); s.Acked != 0 {
 			t.Errorf("%d acked while the database is down", s.Acked)
 		}
@@ -360,7 +360,7 @@ func TestDatabaseDownAtStart(t *testing.T) {
 		}
 		r.publish("a-1")
 		r.start(write, nil)
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		down.Store(false)
 		r.drain()
 		if err := r.end(); err != nil {
@@ -369,7 +369,7 @@ func TestDatabaseDownAtStart(t *testing.T) {
 		r.wantEffects("a-1")
 		down.Store(true)
 		r.start(write, nil)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		if err := r.end(); err != nil {
 			t.Errorf("stopped while the database is down: Run = %v", err)
 		}
@@ -445,7 +445,7 @@ func TestKeyInFlightElsewhere(t *testing.T) {
 		r.store.locked[key] = true
 		r.publish("a-1", "b-1")
 		r.start(write, &inbox.Config{Workers: 1})
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		r.wantEffects("b-1")
 		r.store.mu.Lock()
 		delete(r.store.locked, key)
@@ -656,7 +656,7 @@ func TestBatchTime(t *testing.T) {
 			r.publish(fmt.Sprintf("a-%d", i))
 		}
 		r.start(func(_ context.Context, tx *fakeTx, m *inbox.Message) error {
-			time.Sleep(100 * time.Millisecond)
+			<-time.After(100 * time.Millisecond)
 			return tx.Write(m.MessageKey)
 		}, &inbox.Config{Workers: 1, BatchTime: 250 * time.Millisecond})
 		r.drain()

@@ -59,11 +59,12 @@ const schema = `create table if not exists bookings (
 )`
 
 func main() {
-	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: logLevel()})))
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: logLevel()}))
+	slog.SetDefault(log) // Consumer and source log there by default.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx); err != nil {
-		slog.Error("kafka-orders ended", slog.Any("error", err))
+		log.Error("kafka-orders ended", slog.Any("error", err))
 		os.Exit(1)
 	}
 }

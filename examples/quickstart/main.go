@@ -69,13 +69,13 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	file := filepath.Join(dir, "shop.db")
 	db, err := open(ctx, file)
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 
 	t := &table{out: out, db: db}
 	t.head()
@@ -161,7 +161,7 @@ func message(o order) *broker.Message {
 // consume runs the consumer until the queue is drained. One message at a time,
 // so that a kill hits exactly one.
 func consume(ctx context.Context, db *sql.DB, queue *memory.Queue, src broker.Source) (numbers, error) {
-	store, err := inboxsql.New(db)
+	store, err := inboxsql.New(db) //nolint:contextcheck // It asks the driver, not the database.
 	if err != nil {
 		return numbers{}, err
 	}
@@ -181,7 +181,8 @@ func consume(ctx context.Context, db *sql.DB, queue *memory.Queue, src broker.So
 	go func() { ended <- consumer.Run(run, src) }()
 	err = queue.Drained(ctx)
 	stop()
-	return seen.numbers(), errors.Join(err, <-ended)
+	err = errors.Join(err, <-ended) // The hook has seen everything only then.
+	return seen.numbers(), err
 }
 
 // counter is a hook that counts outcomes.

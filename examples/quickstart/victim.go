@@ -34,7 +34,7 @@ func kill(ctx context.Context, file, point, orderID string) (numbers, error) {
 	if err != nil {
 		return numbers{}, err
 	}
-	cmd := exec.CommandContext(ctx, self)
+	cmd := exec.CommandContext(ctx, self) //nolint:gosec // G204: it is this program itself.
 	cmd.Env = append(os.Environ(), envFile+"="+file, envPoint+"="+point, envOrder+"="+orderID)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
@@ -60,7 +60,7 @@ func victim(ctx context.Context, file string) error {
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	queue := deliveries()
 	_, err = consume(ctx, db, queue, &mortal{queue.Source()})
 	return err
@@ -73,7 +73,7 @@ type mortal struct{ broker.Source }
 func (s *mortal) Receive(ctx context.Context, limit int) ([]*broker.Delivery, error) {
 	ds, err := s.Source.Receive(ctx, limit)
 	for i, d := range ds {
-		ds[i] = broker.NewDelivery(d.Context(), d.Message, d.Lane, through{d})
+		ds[i] = broker.NewDelivery(d.Context(), d.Message, d.Lane, through{d}) //nolint:contextcheck // The delivery keeps its own.
 	}
 	return ds, err
 }

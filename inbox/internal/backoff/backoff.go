@@ -20,5 +20,5 @@ func Delay(n int, base, limit time.Duration) time.Duration {
 		d = base << (n - 1)
 	}
 	half := d / 2
-	return half + rand.N(d-half+1)
+	return half + rand.N(d-half+1) //nolint:gosec // G404: jitter needs no secret.
 }

@@ -79,7 +79,7 @@ func TestLimits(t *testing.T) {
 		}
 		items := q.Take(t.Context(), 1)
 		go func() {
-			time.Sleep(time.Hour)
+			<-time.After(time.Hour)
 			q.Finish(items)
 		}()
 		if n, ok := q.Room(t.Context()); n != 2 || !ok {
