@@ -2,7 +2,8 @@
 # make unit      the tests that need no server
 # make soak      make test at full size and length
 # make lint      the linters, over all modules
-# make bench     the benchmarks, with servers
+# make bench     the benchmarks, with servers: those of the packages, then the
+#                comparison of bench/ (BENCHFLAGS='-events 200000 -reps 9')
 # make services  starts the servers and leaves them running; make services-down stops them
 #
 # TESTFLAGS is handed to go test: make test TESTFLAGS='-v -run Kafka'.
@@ -21,6 +22,7 @@ GOLANGCI_VERSION := 2.12.2
 RACE = $(if $(shell command -v $$(go env CC)),-race)
 TIMEOUT ?= 14m
 TESTFLAGS ?=
+BENCHFLAGS ?=
 
 .PHONY: test unit soak linter lint bench services services-down test-modules bench-modules \
 	download tidy tidy-check fmt fmt-check
@@ -71,6 +73,7 @@ bench:
 
 bench-modules:
 	@for module in $(MODULES); do (cd "$$module" && go test -run '^$$' -bench . -benchmem $(TESTFLAGS) ./...); done
+	@go -C bench run . $(BENCHFLAGS)
 
 services:
 	@$(SERVICES)/up && $(SERVICES)/env
