@@ -404,8 +404,7 @@ func TestPause(t *testing.T) {
 	events := newSpy()
 	cfg := quick(t)
 	cfg.BufferBytes, cfg.FetchBytes, cfg.Hooks = 32<<10, 16<<10, []Hook{events}
-	cfg.SessionTimeout = time.Second // shorter than the pause
-	cfg.DrainTimeout = 100 * time.Millisecond
+	cfg.SessionTimeout = pauseNotice * 4 / 5 // shorter than the pause
 	s := openSource(t, c, []string{"orders"}, cfg)
 	if e := await(t, events.pauses); !e.Paused || e.For < pauseNotice {
 		t.Errorf("event is %+v", e)

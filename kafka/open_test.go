@@ -232,7 +232,7 @@ func TestBlackHole(t *testing.T) {
 	if err := s.Close(ctx); err == nil {
 		t.Error("no error from Close although nobody was told")
 	}
-	if took := time.Since(began); took > 1200*time.Millisecond {
+	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("Close took %v", took)
 	}
 }
@@ -267,7 +267,7 @@ func TestCloseWhileJoining(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	err := s.Close(ctx)
-	if took := time.Since(began); took > 600*time.Millisecond {
+	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("took %v", took)
 	}
 	if err == nil {

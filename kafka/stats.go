@@ -55,6 +55,7 @@ type Stats struct {
 	// offsets.
 	Joined     bool
 	Generation int32
+	Member     string           // the id that the group gave to this source
 	Partitions []PartitionStats // what is assigned
 
 	Rebalances   int64 // generations so far
@@ -110,7 +111,7 @@ func (s *Source) Stats() Stats {
 	st.Joined = s.joined
 	s.mu.Unlock()
 	if se != nil {
-		st.Generation = se.id.generation
+		st.Generation, st.Member = se.id.generation, se.id.member
 		st.Partitions = se.ledger.stats()
 	}
 	return st
