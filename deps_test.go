@@ -38,6 +38,11 @@ var boundaries = []boundary{
 		why: "a key is made of a message and of nothing else",
 	},
 	{
+		of:   testHarnesses,
+		only: []string{"broker/...", "keyfunc", "inbox/...", "migrations"},
+		why:  "what only tests import still knows no broker's client",
+	},
+	{
 		of: []string{"inbox", "inbox/internal/..."}, only: []string{"broker", "keyfunc"},
 		why: "the loop drives any source into any store and knows none of them",
 	},
@@ -88,12 +93,12 @@ var licenses = []license{
 	},
 	{
 		foreign: []string{"github.com/jackc/"},
-		to:      []string{"inbox/inboxpgx/..."},
+		to:      append([]string{"inbox/inboxpgx/..."}, testHarnesses...),
 		why:     "the PostgreSQL driver and what it needs; inboxsql leaves the driver to the user",
 	},
 	{
 		foreign: []string{"golang.org/x/text", "golang.org/x/sync"},
-		to:      []string{"kafka/...", "inbox/inboxpgx/..."},
+		to:      append([]string{"kafka/...", "inbox/inboxpgx/..."}, testHarnesses...),
 		why:     "needed by both clients",
 	},
 }
@@ -103,7 +108,10 @@ var unbound = []string{"cmd/...", "examples/..."}
 
 // testKits are made for tests and may link package testing; a program that
 // links it carries its flags.
-var testKits = []string{"broker/brokertest/...", "inbox/inboxtest/..."}
+var testKits = append([]string{"broker/brokertest/...", "inbox/inboxtest/..."}, testHarnesses...)
+
+// testHarnesses are packages that only tests of this module import.
+var testHarnesses = []string{"inbox/internal/cutproxy", "inbox/internal/pgtest", "inbox/internal/pgxharness"}
 
 // mustExist are packages without which the boundaries above guard nothing.
 var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "migrations"}
@@ -166,6 +174,7 @@ func TestDependencyRuleNoticesViolations(t *testing.T) {
 		{"inbox/inboxpgx", module + "/inbox/inboxsql", "one store"},
 		{"inbox/inboxsql", "github.com/jackc/pgx/v5/pgconn", "leaves the driver"},
 		{"inbox/inboxsql", "modernc.org/sqlite", "no license"},
+		{"inbox/inboxpgx", module + "/inbox/internal/pgtest", "made for tests"},
 		{"kafka", module + "/inbox", "never"},
 		{"kafka", module + "/rabbitmq", "never"},
 		{"kafka", "github.com/rabbitmq/amqp091-go", "no license"},
@@ -211,6 +220,9 @@ func violations(graph dependencies) []string {
 // forbidden returns why the package called name must not link to, or "".
 func forbidden(name, to string, bound boundary) string {
 	if target, ours := strings.CutPrefix(to, module+"/"); ours {
+		if within(target, testHarnesses) && !within(name, testHarnesses) {
+			return "made for tests, only they may import it"
+		}
 		if within(target, bound.of) || within(target, bound.only) {
 			return ""
 		}
