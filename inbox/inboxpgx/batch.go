@@ -267,7 +267,7 @@ func (b *batch) Abort() {
 	switch was {
 	case ended:
 	case idle:
-		giveBack(b.pooled)
+		giveBack(context.Background(), b.pooled)
 	default:
 		if run != nil {
 			run.dead.Store(true)

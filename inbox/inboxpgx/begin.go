@@ -47,10 +47,10 @@ func (s *Store) Begin(ctx context.Context, claims []inbox.Claim, o inbox.BeginOp
 		if try == maxBegins || !g.again(err) {
 			break
 		}
-		undo(g.conn)
+		undo(ctx, g.conn)
 	}
 	err = beginError(ctx, marked(conn.Conn(), err))
-	giveBack(conn)
+	giveBack(ctx, conn)
 	return nil, fmt.Errorf("inboxpgx: begin: %w", err)
 }
 
@@ -165,7 +165,7 @@ func (g *begin) first(ctx context.Context) error {
 	q.Queue(g.store.sql.unbound)
 	q.Queue(sqlSavepoint)
 	r := newReader(g.conn.SendBatch(ctx, q))
-	defer r.close()
+	defer r.skip()
 	g.tx = r.results.Tx()
 	r.exec()
 	var level, ignored string
@@ -310,8 +310,8 @@ func (g *begin) claimAgain(ctx context.Context, again, expired []int, conflicts 
 	if len(again) == 0 && len(conflicts) == 0 {
 		return nil, nil
 	}
-	g.set.sorted(again)
-	g.set.sorted(expired)
+	g.set.sort(again)
+	g.set.sort(expired)
 	for _, i := range again {
 		delete(g.parked, i) // To be looked for again.
 	}
@@ -376,7 +376,7 @@ func (g *begin) send(ctx context.Context, queue func(q *pgx.Batch), read func(r 
 	q.Queue(g.store.sql.unbound)
 	q.Queue(sqlSavepoint)
 	r := newReader(g.conn.SendBatch(ctx, q))
-	defer r.close()
+	defer r.skip()
 	r.exec()
 	r.exec()
 	read(r)

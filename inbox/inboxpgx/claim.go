@@ -24,12 +24,12 @@ func (s *Store) Claim(ctx context.Context, tx pgx.Tx, consumer, key string, opts
 }
 
 func (s *Store) claimIn(ctx context.Context, tx pgx.Tx, consumer, key string, opts []inbox.ClaimOption) (inbox.Entry, error) {
-	if tx == nil {
-		return inbox.Entry{}, errors.New("tx must not be nil")
-	}
 	c, err := inbox.NewClaim(consumer, key, opts...)
 	if err != nil {
 		return inbox.Entry{}, err
+	}
+	if tx == nil {
+		return inbox.Entry{}, errors.New("tx must not be nil")
 	}
 	set, err := newClaimSet([]inbox.Claim{c})
 	if err != nil {
@@ -84,12 +84,12 @@ func (s *Store) SaveResult(ctx context.Context, tx pgx.Tx, consumer, key string,
 }
 
 func (s *Store) saveResult(ctx context.Context, tx pgx.Tx, consumer, key string, result []byte, opts []inbox.ClaimOption) error {
-	if tx == nil {
-		return errors.New("tx must not be nil")
-	}
 	c, err := inbox.NewClaim(consumer, key, opts...)
 	if err != nil {
 		return err
+	}
+	if tx == nil {
+		return errors.New("tx must not be nil")
 	}
 	k := toStored(c.Key)
 	tag, err := tx.Exec(ctx, s.sql.saveResult, k.tenant, k.consumer, k.key, result)

@@ -48,14 +48,13 @@ func newClaimSet(claims []inbox.Claim) (*claimSet, error) {
 		}
 		set.keys[i], set.order[i], set.index[k] = k, i, i
 	}
-	slices.SortFunc(set.order, func(a, b int) int { return compareKeys(set.keys[a], set.keys[b]) })
+	set.sort(set.order)
 	return set, nil
 }
 
-// sorted returns the subset of the claims in claiming order.
-func (c *claimSet) sorted(of []int) []int {
+// sort brings some of the claims into claiming order.
+func (c *claimSet) sort(of []int) {
 	slices.SortFunc(of, func(a, b int) int { return compareKeys(c.keys[a], c.keys[b]) })
-	return of
 }
 
 // keyArgs are the parameters $1 to $3 of statements over keys.

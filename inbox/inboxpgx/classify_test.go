@@ -21,7 +21,7 @@ import (
 // lazyPool is a pool that never connects.
 func lazyPool(tb testing.TB, url string) *pgxpool.Pool {
 	tb.Helper()
-	pool, err := pgxpool.New(context.Background(), url)
+	pool, err := pgxpool.New(tb.Context(), url)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func (b *batch) park(ctx context.Context, i int, p inbox.Parked) error {
 	case i >= len(b.entries):
 		return fmt.Errorf("entry %d: there are %d", i, len(b.entries))
 	case p.Message == nil:
-		return errors.New("Message must not be nil")
+		return errors.New("field Message must not be nil")
 	}
 	if err := b.enter(idle); err != nil {
 		return err
@@ -79,7 +79,7 @@ func (b *batch) Commit(ctx context.Context) error {
 func (b *batch) commit(ctx context.Context) error {
 	if err := b.enter(idle); err != nil {
 		if !errors.Is(err, errEnded) {
-			b.Abort()
+			b.Abort() //nolint:contextcheck // Like any Abort, it does not depend on a caller's time.
 		}
 		return fmt.Errorf("%w: %w", inbox.ErrNotCommitted, err)
 	}
@@ -93,7 +93,7 @@ func (b *batch) commit(ctx context.Context) error {
 	tag := r.exec()
 	err := marked(b.conn, r.close())
 	if b.end() {
-		giveBack(b.pooled)
+		giveBack(ctx, b.pooled)
 	}
 	switch {
 	case err == nil && tag.String() == "COMMIT":

@@ -64,7 +64,7 @@ func (n *nested) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 
 // QueryRow implements pgx.Tx.
 func (n *nested) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	out, _ := n.Query(ctx, sql, args...) //nolint:rowserrcheck // Scan gives the error.
+	out, _ := n.Query(ctx, sql, args...)
 	return row{out}
 }
 

@@ -45,6 +45,9 @@ func (r *reader) rows(each func(), dest ...any) {
 	_, r.err = pgx.ForEachRow(rows, dest, func() error { each(); return nil })
 }
 
+// skip ends the reading of answers that nobody waits for any more.
+func (r *reader) skip() { _ = r.results.Close() }
+
 // close skips the rest and returns the first error. It may be called again.
 func (r *reader) close() error {
 	err := r.results.Close()

@@ -224,7 +224,7 @@ func (s *batchResults) Query() (pgx.Rows, error) {
 
 // QueryRow implements pgx.BatchResults.
 func (s *batchResults) QueryRow() pgx.Row {
-	out, _ := s.Query() //nolint:rowserrcheck // Scan gives the error.
+	out, _ := s.Query()
 	return row{out}
 }
 

@@ -184,7 +184,7 @@ func (r *run) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, err
 
 // QueryRow implements pgx.Tx.
 func (r *run) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	out, _ := r.Query(ctx, sql, args...) //nolint:rowserrcheck // Scan gives the error.
+	out, _ := r.Query(ctx, sql, args...)
 	return row{out}
 }
 

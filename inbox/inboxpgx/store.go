@@ -79,7 +79,7 @@ func NewWithConfig(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c = *config
 	}
 	if err := c.validate(); err != nil {
-		return nil, fmt.Errorf("inboxpgx: config: %w", err)
+		return nil, err
 	}
 	s := &Store{pool: pool, isolation: c.Isolation, sql: newStatements(c.Schema)}
 	s.frozen.Store(c.Isolation == pgx.RepeatableRead || c.Isolation == pgx.Serializable)
@@ -90,17 +90,17 @@ func (c *Config) validate() error {
 	switch {
 	case c.Schema == "":
 	case strings.TrimSpace(c.Schema) == "":
-		return fmt.Errorf("Schema = %q: must not be blank", c.Schema)
+		return fmt.Errorf("inboxpgx: config: Schema = %q: must not be blank", c.Schema)
 	case len(c.Schema) > maxSchema:
-		return fmt.Errorf("Schema: has %d bytes, a PostgreSQL name has at most %d", len(c.Schema), maxSchema)
+		return fmt.Errorf("inboxpgx: config: Schema: has %d bytes, a PostgreSQL name has at most %d", len(c.Schema), maxSchema)
 	case !utf8.ValidString(c.Schema) || strings.ContainsRune(c.Schema, 0):
-		return fmt.Errorf("Schema = %q: must be valid UTF-8 without NUL", c.Schema)
+		return fmt.Errorf("inboxpgx: config: Schema = %q: must be valid UTF-8 without NUL", c.Schema)
 	}
 	switch c.Isolation {
 	case "", pgx.ReadUncommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
 		return nil
 	}
-	return fmt.Errorf("Isolation = %q: is none of pgx's isolation levels", c.Isolation)
+	return fmt.Errorf("inboxpgx: config: Isolation = %q: is none of pgx's isolation levels", c.Isolation)
 }
 
 // PoolSize returns the highest number of connections of the pool.
@@ -115,20 +115,21 @@ func (s *Store) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	return conn, nil
 }
 
-// undo rolls back whatever is open on conn, so that it can be used again. What
-// cannot be rolled back in time is closed by the pool when it is released.
-func undo(conn *pgx.Conn) {
+// undo rolls back whatever is open on conn, so that it can be used again, even
+// when ctx has ended. What cannot be rolled back in time is closed by the pool
+// when it is released.
+func undo(ctx context.Context, conn *pgx.Conn) {
 	if conn.IsClosed() || conn.PgConn().TxStatus() == 'I' {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	_, _ = conn.PgConn().Exec(ctx, "rollback").ReadAll()
 }
 
 // giveBack rolls back and returns conn to the pool, which closes it when it is
 // not fit to be used again.
-func giveBack(conn *pgxpool.Conn) {
-	undo(conn.Conn())
+func giveBack(ctx context.Context, conn *pgxpool.Conn) {
+	undo(ctx, conn.Conn())
 	conn.Release()
 }

@@ -229,7 +229,7 @@ func retention[Tx any](s *storeSuite[Tx]) {
 	brief := claim("brief")
 	brief.Retention, brief.MessageID = time.Millisecond, "old"
 	s.handle(brief, []byte("old"))
-	time.Sleep(20 * time.Millisecond)
+	s.pause(20 * time.Millisecond)
 	if r := s.lookup(brief.Key); r.MessageID != "old" {
 		s.Errorf("an expired row must still be found by Lookup: %+v", r)
 	}

@@ -38,7 +38,7 @@ func (s *storeSuite[Tx]) own(fn func(tx Tx) error) {
 func (s *storeSuite[Tx]) ownOutcome(tx Tx, key string, want inbox.Outcome, opts ...inbox.ClaimOption) error {
 	e, err := s.Store.Claim(s.ctx, tx, "billing", key, opts...)
 	if err != nil {
-		return fmt.Errorf("Claim: %w", err)
+		return fmt.Errorf("claim of %q: %w", key, err)
 	}
 	if e.Outcome != want || e.Claimed() != (want == inbox.FirstAttempt) || (e.Stored != nil) != (want != inbox.FirstAttempt) {
 		return fmt.Errorf("claim of %q: outcome %q, stored %v; want %q", key, e.Outcome, e.Stored, want)
@@ -142,7 +142,7 @@ func ownClaimExpired[Tx any](s *storeSuite[Tx]) {
 	brief := claim("k1")
 	brief.Retention, brief.MessageID = time.Millisecond, "old"
 	s.handle(brief, []byte("old"))
-	time.Sleep(20 * time.Millisecond)
+	s.pause(20 * time.Millisecond)
 	s.own(func(tx Tx) error { return s.ownOutcome(tx, "k1", inbox.FirstAttempt) })
 	if r := s.lookup(brief.Key); r.MessageID != "" || r.Result != nil {
 		s.Errorf("the expired row was not replaced: %+v", r)

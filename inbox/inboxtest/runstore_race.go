@@ -113,7 +113,7 @@ func raceForExpired[Tx any](s *storeSuite[Tx]) {
 	brief := claim("k1")
 	brief.Retention = time.Millisecond
 	s.handle(brief, nil)
-	time.Sleep(20 * time.Millisecond)
+	s.pause(20 * time.Millisecond)
 	s.race(20, 2)
 }
 
@@ -164,7 +164,7 @@ func (s *storeSuite[Tx]) handleOnce(ctx context.Context, cs ...inbox.Claim) (inb
 func (s *storeSuite[Tx]) handleTry(ctx context.Context, cs ...inbox.Claim) (inbox.Outcome, error) {
 	b, err := s.Store.Begin(ctx, cs, options())
 	if err != nil {
-		return "", fmt.Errorf("Begin: %w", err)
+		return "", fmt.Errorf("begin: %w", err)
 	}
 	defer b.Abort()
 	for i, e := range b.Entries() {
@@ -231,7 +231,7 @@ func boundedAsAWhole[Tx any](s *storeSuite[Tx]) {
 	waiter := s.beginAsync(o, claims(keys...)...)
 	released := async(func() error {
 		for _, h := range holders {
-			time.Sleep(step)
+			s.pause(step)
 			h.Abort()
 		}
 		return nil
@@ -274,7 +274,7 @@ func boundsEnd[Tx any](s *storeSuite[Tx]) {
 	<-locked
 	handler := async(func() error { return s.Exec(s.ctx, tx, "update accounts set n = n + 1 where id = 1") })
 	s.waiting(1)
-	time.Sleep(3 * o.LockTimeout)
+	s.pause(3 * o.LockTimeout)
 	close(release)
 	if err := <-owner; err != nil {
 		s.Fatal(err)

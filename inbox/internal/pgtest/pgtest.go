@@ -86,7 +86,7 @@ func (d DB) Migrate(tb testing.TB) {
 	if err != nil || len(files) == 0 {
 		tb.Fatalf("pgtest: migrations: %v, %v", files, err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(tb.Context(), time.Minute)
 	defer cancel()
 	config := d.config(tb)
 	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
@@ -126,7 +126,7 @@ func (d DB) Pool(tb testing.TB, change func(*pgxpool.Config)) *pgxpool.Pool {
 	if change != nil {
 		change(config)
 	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	pool, err := pgxpool.NewWithConfig(tb.Context(), config)
 	if err != nil {
 		tb.Fatalf("pgtest: %v", err)
 	}
@@ -136,7 +136,7 @@ func (d DB) Pool(tb testing.TB, change func(*pgxpool.Config)) *pgxpool.Pool {
 
 func admin(tb testing.TB, url, sql string) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), time.Minute)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
