@@ -64,7 +64,7 @@ lint: $(LINTER)
 	@status=0; \
 	for module in $(MODULES); do \
 	  echo "=== lint $$module"; \
-	  (cd "$$module" && $< run --config "$(CURDIR)/.golangci.yml" ./...) || status=1; \
+	  (cd "$$module" && $< run --allow-parallel-runners --config "$(CURDIR)/.golangci.yml" ./...) || status=1; \
 	done; \
 	exit $$status
 
