@@ -29,7 +29,8 @@ type batch struct {
 	guarded bool
 	unparks bool // success removes parked rows
 
-	sp savepoint
+	sp   savepoint
+	over bool // the transaction has ended with nothing in it; see begin.duplicates
 
 	mu    sync.Mutex
 	phase phase
@@ -66,11 +67,14 @@ var errEnded = errors.New("the batch has ended")
 const cancelTimeout = time.Second
 
 func newBatch(s *Store, pooled *pgxpool.Conn, g *begin) *batch {
-	n := len(g.entries)
+	n, sp := len(g.entries), spClean
+	if g.over {
+		sp = spNone
+	}
 	return &batch{
 		store: s, pooled: pooled, conn: g.conn, tx: g.tx,
 		set: g.set, entries: g.entries, ours: g.ours, kept: make([]bool, n), results: make([][]byte, n),
-		guarded: g.guarded, unparks: g.o.IgnoreParked, sp: spClean,
+		guarded: g.guarded && !g.over, unparks: g.o.IgnoreParked, sp: sp, over: g.over,
 	}
 }
 

@@ -38,12 +38,13 @@ func (s *Store) Begin(ctx context.Context, claims []inbox.Claim, o inbox.BeginOp
 	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: begin: %w", err)
 	}
-	deadline := time.Now().Add(o.LockTimeout)
+	deadline, thorough := time.Now().Add(o.LockTimeout), false
 	for try := 1; ; try++ {
-		g := &begin{store: s, conn: conn.Conn(), set: set, o: o, deadline: deadline}
+		g := &begin{store: s, conn: conn.Conn(), set: set, o: o, deadline: deadline, thorough: thorough}
 		if err = g.run(ctx); err == nil {
 			return newBatch(s, conn, g), nil
 		}
+		thorough = thorough || errors.Is(err, errNotDone)
 		if try == maxBegins || !g.again(err) {
 			break
 		}
@@ -61,12 +62,14 @@ type begin struct {
 	set      *claimSet
 	o        inbox.BeginOptions
 	deadline time.Time
+	thorough bool // do not expect that a batch of duplicates needs nothing more
 
 	tx      pgx.Tx // for large objects only
 	entries []inbox.Entry
 	ours    []bool            // by index: the row is this transaction's
 	parked  map[int]parkedRow // by index; found, not attached yet
 	guarded bool
+	over    bool // nothing is claimed and the transaction has ended
 }
 
 type parkedRow struct {
@@ -85,12 +88,16 @@ func (r parkedRow) outcome() inbox.Outcome {
 // default is a level with one snapshot per transaction.
 var errFrozen = errors.New("transactions keep one snapshot")
 
+// errNotDone makes a begin start again: what looked like a batch of duplicates
+// needs more.
+var errNotDone = errors.New("not all keys are done")
+
 // again tells whether the begin can be tried again at once.
 func (g *begin) again(err error) bool {
 	if g.conn.IsClosed() {
 		return false
 	}
-	if errors.Is(err, errFrozen) {
+	if errors.Is(err, errFrozen) || errors.Is(err, errNotDone) {
 		return true
 	}
 	switch state(err) {
@@ -131,6 +138,9 @@ func (g *begin) run(ctx context.Context) error {
 		if !g.entries[i].Claimed() {
 			open = append(open, i)
 		}
+	}
+	if len(open) > 0 && len(open) == len(g.entries) && len(g.parked) == 0 && !g.thorough {
+		return g.duplicates(ctx, open)
 	}
 	for round := 0; len(open) > 0 || len(g.parked) > 0; round++ {
 		if round == maxRounds {
@@ -227,6 +237,44 @@ func (g *begin) readClaims(r *reader, of []int, frozen bool) {
 	r.rows(func() { g.parked[of[n-1]] = p }, &n, &p.id, &p.state)
 }
 
+// duplicates reads the rows of a batch in which nothing was claimed and ends the
+// transaction in the same round trip: mostly, all are done, and there is nothing
+// to commit.
+func (g *begin) duplicates(ctx context.Context, open []int) error {
+	q := &pgx.Batch{}
+	q.Queue(g.store.sql.stored, g.set.keyArgs(open)...)
+	q.Queue(sqlRollback)
+	r := newReader(g.conn.SendBatch(ctx, q))
+	defer r.skip()
+	found := g.readStored(r, open)
+	r.exec()
+	if err := r.close(); err != nil {
+		return err
+	}
+	for _, i := range open {
+		if row := found[i]; row == nil || row.expired || row.record.Status != inbox.StatusDone {
+			return errNotDone
+		}
+		if err := g.decide(i, found[i], nil); err != nil {
+			return err
+		}
+	}
+	g.over = true
+	return nil
+}
+
+// readStored reads the rows of some keys, by index.
+func (g *begin) readStored(r *reader, of []int) map[int]*storedRow {
+	found := make(map[int]*storedRow, len(of))
+	row := new(storedRow)
+	r.rows(func() {
+		copied := *row
+		found[of[row.n-1]] = &copied
+		*row = storedRow{}
+	}, append([]any{&row.n, &row.expired}, row.dest()...)...)
+	return found
+}
+
 // resolve finds out about the keys that were not claimed (open) and about those
 // with a parked row. It returns the keys that are still open.
 func (g *begin) resolve(ctx context.Context, open []int) ([]int, error) {
@@ -236,7 +284,7 @@ func (g *begin) resolve(ctx context.Context, open []int) ([]int, error) {
 			claimedParked[p.id] = i
 		}
 	}
-	found := make(map[int]*storedRow, len(open))
+	var found map[int]*storedRow
 	err := g.send(ctx, func(q *pgx.Batch) {
 		if len(open) > 0 {
 			q.Queue(g.store.sql.stored, g.set.keyArgs(open)...)
@@ -244,12 +292,7 @@ func (g *begin) resolve(ctx context.Context, open []int) ([]int, error) {
 		g.queueAttach(q, claimedParked)
 	}, func(r *reader) {
 		if len(open) > 0 {
-			row := new(storedRow)
-			r.rows(func() {
-				copied := *row
-				found[open[row.n-1]] = &copied
-				*row = storedRow{}
-			}, append([]any{&row.n, &row.expired}, row.dest()...)...)
+			found = g.readStored(r, open)
 		}
 		g.readAttach(r, claimedParked)
 	})

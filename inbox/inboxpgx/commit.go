@@ -35,6 +35,9 @@ func (b *batch) park(ctx context.Context, i int, p inbox.Parked) error {
 	}
 	defer b.leave(idle, nil)
 	q := &pgx.Batch{}
+	if b.over {
+		q.BeginTx(pgx.TxOptions{IsoLevel: b.store.isolation})
+	}
 	if b.sp != spNone {
 		// Outside of any run's savepoint, or a later failure would take it along.
 		q.Queue(sqlRelease)
@@ -43,7 +46,7 @@ func (b *batch) park(ctx context.Context, i int, p inbox.Parked) error {
 	if err := b.conn.SendBatch(ctx, q).Close(); err != nil {
 		return savepointError(marked(b.conn, err))
 	}
-	b.sp = spNone
+	b.sp, b.over = spNone, false
 	if i >= 0 {
 		b.keep(i, false, nil)
 	}
@@ -82,6 +85,12 @@ func (b *batch) commit(ctx context.Context) error {
 			b.Abort() //nolint:contextcheck // Like any Abort, it does not depend on a caller's time.
 		}
 		return fmt.Errorf("%w: %w", inbox.ErrNotCommitted, err)
+	}
+	if b.over {
+		if b.end() {
+			giveBack(ctx, b.pooled)
+		}
+		return nil
 	}
 	q := &pgx.Batch{}
 	b.queueEnd(q)

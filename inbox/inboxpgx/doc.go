@@ -46,8 +46,10 @@
 // A batch begins in one round trip: BEGIN, the time limits, the claims, the look
 // for parked duplicates, the first handler's savepoint. It ends in one: results,
 // claims given up, COMMIT. Between two handlers there is one for the savepoint.
-// A message alone costs two and the handler's own. Something found in the way
-// (a replay, an expired key, a parked duplicate) costs one or two more. On a new
+// A message alone costs two and the handler's own, and so does a bulk handler. A
+// batch of duplicates costs two: the claims, and the rows that are there. Duplicates
+// beside new messages, an expired key or a parked duplicate cost one or two more;
+// so does the failure of a handler. On a new
 // connection pgx prepares the statements first, which costs one more each time
 // a text is seen for the first time.
 //

@@ -48,7 +48,10 @@ func TestRoundTrips(t *testing.T) {
 			}
 			return nil
 		}},
+		{"one duplicate", -1, 2, nil},
+		{"ten duplicates", -10, 2, nil},
 	}
+	duplicates := func(*rig, inbox.Batch[pgx.Tx], []string) error { return nil }
 	for _, level := range []pgx.TxIsoLevel{"", pgx.Serializable} {
 		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 			db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
@@ -60,10 +63,24 @@ func TestRoundTrips(t *testing.T) {
 			})
 			r := &rig{t, db, pool, pgxharness.NewStore(t, pool, level)}
 			r.sql("create table effects (k text not null, note text not null)")
+			var done []string
+			for i := range 10 {
+				done = append(done, fmt.Sprint("done", i))
+			}
+			b := r.begin(done...)
+			if err := runAll(r, b, done, nil); err != nil {
+				t.Fatal(err)
+			}
+			if err := b.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
 			for _, s := range scenarios {
 				turns := 0
 				for round := range 3 {
 					var keys []string
+					if s.keys < 0 {
+						keys, s.run = done[:-s.keys], duplicates
+					}
 					for i := range s.keys {
 						keys = append(keys, fmt.Sprintf("%s-%d-%d", s.name, round, i))
 					}

@@ -16,6 +16,7 @@ const (
 	sqlRelease    = "release savepoint " + runSavepoint
 	sqlRollbackTo = "rollback to savepoint " + runSavepoint
 	sqlCommit     = "commit"
+	sqlRollback   = "rollback"
 )
 
 // statements are the texts of one store; parameters are cast everywhere, so

@@ -124,7 +124,7 @@ func undo(ctx context.Context, conn *pgx.Conn) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	_, _ = conn.PgConn().Exec(ctx, "rollback").ReadAll()
+	_, _ = conn.PgConn().Exec(ctx, sqlRollback).ReadAll()
 }
 
 // giveBack rolls back and returns conn to the pool, which closes it when it is
