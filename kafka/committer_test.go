@@ -77,10 +77,10 @@ func TestCommitterByTime(t *testing.T) {
 			for range 100 {
 				ackNext(d)
 			}
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			synctest.Wait()
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
@@ -109,7 +109,7 @@ func TestCommitterTriesAgain(t *testing.T) {
 		synctest.Wait()
 		ackNext(d) // is not held up
 		for len(g.taken()) == 0 {
-			time.Sleep(10 * time.Millisecond)
+			<-time.After(10 * time.Millisecond)
 			synctest.Wait()
 		}
 		took := time.Since(began)

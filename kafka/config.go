@@ -142,10 +142,10 @@ type Config struct {
 
 	// BufferBytes bounds what is fetched and not handed out yet, over all
 	// partitions; each gets an equal share. Records count as they are in memory,
-	// unpacked. It can be exceeded by a batch that is larger than its share, or
-	// that compresses much better than the ones before it. Deliveries that are
-	// out are not counted: how many there are is up to the caller of Receive.
-	// Default 64 MiB. Negative is an error: memory has to be bounded.
+	// unpacked. It can be exceeded by one batch of each partition, as batches
+	// are unpacked as a whole. Deliveries that are out are not counted: how many
+	// there are is up to the caller of Receive. Default 64 MiB. Negative is an
+	// error: memory has to be bounded.
 	BufferBytes int
 
 	// FetchBytes is how much one fetch of one partition asks for at most, as it

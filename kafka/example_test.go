@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -39,7 +38,7 @@ func Example() {
 	}
 
 	source, err := kafka.Open(ctx, brokers, "billing", []string{"orders"}, &kafka.Config{
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -119,7 +118,7 @@ func ExampleConfig_hooks() {
 	open := func() (*kafka.Source, error) {
 		return kafka.Open(context.Background(), cluster.ListenAddrs(), "billing", []string{"orders"}, &kafka.Config{
 			Hooks:  []kafka.Hook{gaps},
-			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+			Logger: slog.New(slog.DiscardHandler),
 		})
 	}
 	ctx := context.Background()

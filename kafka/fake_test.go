@@ -89,7 +89,7 @@ func openSource(t *testing.T, c *kfake.Cluster, topics []string, cfg *Config) *S
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	t.Cleanup(func() { _ = s.Close(context.WithoutCancel(t.Context())) })
 	return s
 }
 
@@ -144,7 +144,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not within 20 s: %s", what)
 		}
-		time.Sleep(5 * time.Millisecond)
+		<-time.After(5 * time.Millisecond)
 	}
 }
 

@@ -57,7 +57,7 @@ func newFetcher(s *session, p *partition, at start) *fetcher {
 		session: s, part: p, start: at, restarts: make(chan struct{}, 1),
 		size:    fetchSize{most: s.cfg.FetchBytes, share: s.share, expand: guessExpand},
 		backoff: backoff{most: s.cfg.MaxBackoff},
-		trouble: trouble{log: s.log.With("partition", p.topicPartition.String()), what: "partition cannot be fetched"},
+		trouble: trouble{log: s.log.With("partition", p.topicPartition.String()), what: "fetch"},
 	}
 }
 
@@ -99,7 +99,7 @@ func (f *fetcher) step(ctx context.Context) error {
 		return f.begin(ctx)
 	}
 	size, memory := f.size.ask()
-	next, ok := f.waitRoom(ctx, memory)
+	next, free, ok := f.waitRoom(ctx, memory)
 	if !ok {
 		return nil
 	}
@@ -109,7 +109,9 @@ func (f *fetcher) step(ctx context.Context) error {
 	}
 	res, err := conn.Fetch(ctx, &wire.FetchRequest{
 		Topic: f.part.topic, Partition: f.part.id, Offset: next,
-		MaxBytes: int32(size), MaxWait: f.cfg.FetchWait, Committed: f.cfg.Isolation == ReadCommitted,
+		MaxBytes:  int32(size), //nolint:gosec // at most maxFetchBytes
+		MaxMemory: free, MaxWait: f.cfg.FetchWait,
+		Committed: f.cfg.Isolation == ReadCommitted,
 	})
 	if err != nil {
 		return err
@@ -121,12 +123,10 @@ func (f *fetcher) step(ctx context.Context) error {
 		return res.Err
 	}
 	records := make([]*record, len(res.Records))
-	memory = 0
 	for i := range res.Records {
 		records[i] = f.part.newRecord(&res.Records[i])
-		memory += records[i].size
 	}
-	f.size.learn(res.Wire, memory)
+	f.size.learn(res.Wire, res.Memory)
 	f.beyond = nil
 	f.ledger.add(f.part, records, res.Next, res.HighWatermark)
 	return nil
@@ -179,7 +179,7 @@ func (f *fetcher) gap(ctx context.Context, gap GapError) error {
 	f.counters.gapped(&gap)
 	f.log.ErrorContext(ctx, "kafka: messages are gone before they were handled",
 		"partition", f.part.topicPartition.String(), "from", gap.From, "to", gap.To, "count", gap.Count())
-	emit(f.cfg.Hooks, func(h OnGap) { h.OnGap(context.Background(), gap) })
+	emit(f.cfg.Hooks, func(h OnGap) { h.OnGap(hookContext(ctx), gap) })
 	if f.cfg.OnGap == GapStop {
 		f.fail(&gap)
 		return errStopped
@@ -235,12 +235,12 @@ func (f *fetcher) listOffset(ctx context.Context, conn *wire.Conn, when int64, i
 	return 0, fmt.Errorf("find the ends of the log: the answer lacks %s", f.part.topicPartition)
 }
 
-// waitRoom waits until there is room for what a fetch will bring and returns
-// the offset to fetch from. It returns false when there is something else to do.
-func (f *fetcher) waitRoom(ctx context.Context, memory int) (int64, bool) {
-	next, ok := f.ledger.position(f.part, f.share, memory)
-	if ok {
-		return next, true
+// waitRoom waits until there is room for what a fetch will bring, and returns
+// the offset to fetch from and how much room there is. It returns false when
+// there is something else to do.
+func (f *fetcher) waitRoom(ctx context.Context, memory int) (next int64, free int, ok bool) {
+	if next, free, ok = f.ledger.position(f.part, f.share, memory); ok {
+		return next, free, true
 	}
 	began := time.Now()
 	notice := time.NewTimer(pauseNotice)
@@ -251,28 +251,28 @@ func (f *fetcher) waitRoom(ctx context.Context, memory int) (int64, bool) {
 	for !ok {
 		select {
 		case <-ctx.Done():
-			return 0, false
+			return 0, 0, false
 		case <-f.restarts:
 			f.askRestart() // for step
-			return 0, false
+			return 0, 0, false
 		case <-f.part.room:
 		case <-notice.C:
 			paused = true
-			f.notePause(PauseEvent{Topic: f.part.topic, Partition: f.part.id, Paused: true, For: time.Since(began)})
+			f.notePause(ctx, PauseEvent{Topic: f.part.topic, Partition: f.part.id, Paused: true, For: time.Since(began)})
 		case <-idle.C:
 			f.disconnect() // the broker would, without telling
 		}
-		next, ok = f.ledger.position(f.part, f.share, memory)
+		next, free, ok = f.ledger.position(f.part, f.share, memory)
 	}
 	if paused {
-		f.notePause(PauseEvent{Topic: f.part.topic, Partition: f.part.id, For: time.Since(began)})
+		f.notePause(ctx, PauseEvent{Topic: f.part.topic, Partition: f.part.id, For: time.Since(began)})
 	}
-	return next, true
+	return next, free, true
 }
 
-func (f *fetcher) notePause(e PauseEvent) {
+func (f *fetcher) notePause(ctx context.Context, e PauseEvent) {
 	f.ledger.note(f.part, nil, e.Paused)
-	emit(f.cfg.Hooks, func(h OnPause) { h.OnPause(context.Background(), e) })
+	emit(f.cfg.Hooks, func(h OnPause) { h.OnPause(hookContext(ctx), e) })
 }
 
 // connect returns the connection to the partition's leader.
@@ -311,7 +311,7 @@ func (f *fetcher) failed(ctx context.Context, err error) {
 	f.ledger.note(f.part, err, false)
 	n := f.trouble.note(ctx, err)
 	emit(f.cfg.Hooks, func(h OnReconnect) {
-		h.OnReconnect(context.Background(), ReconnectEvent{What: f.part.topicPartition.String(), Attempt: n, Err: err})
+		h.OnReconnect(hookContext(ctx), ReconnectEvent{What: f.part.topicPartition.String(), Attempt: n, Err: err})
 	})
 	if errors.Is(err, kafkago.TopicAuthorizationFailed) && f.trouble.lasts() > accessGrace {
 		f.fail(fmt.Errorf("kafka: topic %q: %w to read: %w", f.part.topic, ErrForbidden, err))

@@ -38,19 +38,19 @@ func (s *Source) joinGroup() (*group, error) {
 	}
 	return &group{
 		Source: s, members: members,
-		trouble: trouble{log: s.log, what: "the group cannot be joined"},
+		trouble: trouble{log: s.log, what: "join the group"},
 		backoff: backoff{most: s.cfg.MaxBackoff},
 	}, nil
 }
 
-// run serves generations until the source closes.
+// run serves generations until ctx ends, which is when the source closes.
 func (g *group) run(ctx context.Context) {
 	for {
 		// The library waits in Next's absence: its next attempt comes after the
 		// next call.
 		gen, err := g.members.Next(ctx)
 		switch {
-		case ctx.Err() != nil || errors.Is(err, kafkago.ErrGroupClosed) || g.closing.Err() != nil:
+		case ctx.Err() != nil || errors.Is(err, kafkago.ErrGroupClosed):
 			if gen != nil {
 				g.member = gen.MemberID
 			}
@@ -66,7 +66,7 @@ func (g *group) run(ctx context.Context) {
 		gen.Start(func(revoked context.Context) {
 			defer close(served)
 			if revoked.Err() == nil {
-				g.serve(revoked, gen)
+				g.serve(ctx, revoked, gen)
 			}
 		})
 		<-served
@@ -74,22 +74,22 @@ func (g *group) run(ctx context.Context) {
 }
 
 // serve has a generation. The library joins the group again when it returns.
-func (g *group) serve(revoked context.Context, gen *kafkago.Generation) {
+func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 	se := newSession(g.Source, gen, assignment(gen))
 	g.enter(se)
-	se.run(revoked)
+	se.run(ctx, revoked)
 	g.leave(se)
 
 	// If the generation ended because the coordinator is gone, the member waits
 	// here until there is one: joining without would cost the member its id, and
 	// the group would wait for the old one until its session times out.
-	for g.closing.Err() == nil {
-		err := g.coordinator.alive(g.closing, se.id)
-		if err == nil || g.closing.Err() != nil {
+	for ctx.Err() == nil {
+		err := g.coordinator.alive(ctx, se.id)
+		if err == nil || ctx.Err() != nil {
 			return
 		}
-		g.note(g.closing, err)
-		g.backoff.sleep(g.closing)
+		g.note(ctx, err)
+		g.backoff.sleep(ctx)
 	}
 }
 
@@ -105,18 +105,18 @@ func (g *group) failed(ctx context.Context, err error) {
 	if g.member != "" && !errors.Is(err, kafkago.RebalanceInProgress) {
 		// The library has forgotten this id; so that the group does not wait for
 		// it, it leaves.
-		if g.coordinator.leave(g.closing, g.member) == nil {
+		if g.coordinator.leave(ctx, g.member) == nil {
 			g.member = ""
 		}
 	}
-	g.backoff.sleep(g.closing)
+	g.backoff.sleep(ctx)
 }
 
 func (g *group) note(ctx context.Context, err error) {
 	n := g.trouble.note(ctx, err)
 	g.setGroupError(err)
 	emit(g.cfg.Hooks, func(h OnReconnect) {
-		h.OnReconnect(context.Background(), ReconnectEvent{What: "group", Attempt: n, Err: err})
+		h.OnReconnect(hookContext(ctx), ReconnectEvent{What: "group", Attempt: n, Err: err})
 	})
 }
 

@@ -95,7 +95,7 @@ func newWorker(t *testing.T, c *kfake.Cluster, e *effects, cfg *Config) *worker 
 
 func (w *worker) close(t *testing.T) {
 	t.Helper()
-	_ = w.source.Close(context.Background()) // a crashed one has errors to tell
+	_ = w.source.Close(context.WithoutCancel(t.Context())) // a crashed one has errors to tell
 	<-w.ended
 }
 
@@ -117,7 +117,7 @@ func TestRebalanceWhileMessagesFlow(t *testing.T) {
 		for i := range messages {
 			k := i % keys
 			r := &kgo.Record{Topic: "orders", Partition: int32(k % partitions), Key: []byte(fmt.Sprint(k)), Value: []byte(fmt.Sprint(i))}
-			if err := p.ProduceSync(context.Background(), r).FirstErr(); err != nil {
+			if err := p.ProduceSync(t.Context(), r).FirstErr(); err != nil {
 				t.Error(err)
 				return
 			}
@@ -139,13 +139,13 @@ func TestRebalanceWhileMessagesFlow(t *testing.T) {
 		w := newWorker(t, c, e, cfg)
 		for range 20 {
 			sample()
-			time.Sleep(10 * time.Millisecond)
+			<-time.After(10 * time.Millisecond)
 		}
 		if round%2 == 0 {
 			w.close(t)
 		} else {
 			crash(w.source)
-			time.Sleep(50 * time.Millisecond)
+			<-time.After(50 * time.Millisecond)
 			w.close(t)
 		}
 		select {
@@ -352,7 +352,7 @@ func TestOutage(t *testing.T) {
 	network.cut()
 	await(t, events.reconnects)
 	eventually(t, "health says so", func() bool { return s.Health() != nil })
-	time.Sleep(time.Second)
+	<-time.After(time.Second)
 	produce(t, p, numbered("orders", 1, 1)...)
 	if n := len(events.reconnects); n > 60 {
 		t.Errorf("%d attempts in a second", n)

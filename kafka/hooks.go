@@ -129,6 +129,9 @@ func isHook(h Hook) bool {
 	return false
 }
 
+// hookContext is the context hooks get: it does not end.
+func hookContext(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+
 // emit calls the hooks of one kind. It must not be called with a mutex held.
 func emit[H any](hooks []Hook, call func(h H)) {
 	for _, h := range hooks {

@@ -61,7 +61,7 @@ func newLab(t testing.TB, brokers []string, partitions int32, configs map[string
 		topic := kmsg.NewDeleteTopicsRequestTopic()
 		topic.Topic = &l.topic
 		req.TopicNames, req.Topics = []string{l.topic}, []kmsg.DeleteTopicsRequestTopic{topic}
-		_, _ = req.RequestWith(context.Background(), l.client) // as good as it can
+		_, _ = req.RequestWith(context.WithoutCancel(t.Context()), l.client) // as good as it can
 		l.client.Close()
 	})
 	return l
@@ -168,10 +168,10 @@ func (l *lab) committed(partitions int32) map[int32]int64 {
 	return offsets
 }
 
-func (l *lab) awaitCommitted(partition int32, want int64) {
+func (l *lab) awaitCommitted(want int64) {
 	l.Helper()
-	l.eventually(fmt.Sprintf("partition %d is committed up to %d", partition, want), func() bool {
-		return l.committed(partition + 1)[partition] == want
+	l.eventually(fmt.Sprintf("partition 0 is committed up to %d", want), func() bool {
+		return l.committed(1)[0] == want
 	})
 }
 
@@ -217,7 +217,7 @@ func (l *lab) eventually(what string, holds func() bool) {
 		if time.Now().After(deadline) {
 			l.Fatalf("not within 60 s: %s", what)
 		}
-		time.Sleep(50 * time.Millisecond)
+		<-time.After(50 * time.Millisecond)
 	}
 }
 
@@ -365,7 +365,7 @@ func realQueue(l *lab) brokertest.Queue {
 		},
 		Committed: func(context.Context) (map[string]int64, error) {
 			offsets := make(map[string]int64)
-			for id, o := range l.committed(3) {
+			for id, o := range l.committed(3) { //nolint:contextcheck // the lab has the test's
 				if o >= 0 {
 					offsets[fmt.Sprintf("kafka:%s/%d", l.topic, id)] = o
 				}
@@ -417,16 +417,16 @@ func TestRealCommittedOffset(t *testing.T) {
 	for _, i := range []int{9, 0, 8, 1, 7, 2, 6, 5, 4} {
 		l.ack(ds[i])
 	}
-	l.awaitCommitted(0, 3)
+	l.awaitCommitted(3)
 	last := int64(3)
 	for range 10 {
 		if o := l.committed(1)[0]; o != last {
 			t.Fatalf("committed is %d while 3 is not done", o)
 		}
-		time.Sleep(50 * time.Millisecond)
+		<-time.After(50 * time.Millisecond)
 	}
 	l.ack(ds[3])
-	l.awaitCommitted(0, 10)
+	l.awaitCommitted(10)
 }
 
 // case K1: what was not committed when the process died comes again.
@@ -440,14 +440,14 @@ func TestRealCrash(t *testing.T) {
 	s := l.open(cfg)
 	ds := l.receive(s, 10)
 	l.ack(ds[0], ds[1], ds[2], ds[7])
-	l.awaitCommitted(0, 3)
+	l.awaitCommitted(3)
 	n.set(true)
 	again := l.receive(l.open(l.config()), 7)
 	if got := bodies(again); !slices.Equal(got, []string{"3", "4", "5", "6", "7", "8", "9"}) {
 		t.Errorf("got %q again", got)
 	}
 	l.ack(again...)
-	l.awaitCommitted(0, 10)
+	l.awaitCommitted(10)
 }
 
 // case K3
@@ -508,7 +508,7 @@ func TestRealGap(t *testing.T) {
 				t.Errorf("goes on at %d, want 500", o)
 			}
 			l.ack(ds...)
-			l.awaitCommitted(0, 600)
+			l.awaitCommitted(600)
 			if s.Health() == nil {
 				t.Error("health is silently green")
 			}
@@ -539,7 +539,7 @@ func TestRealTopicCreatedAnew(t *testing.T) {
 			cfg.OnReset, cfg.Hooks = policy, []kafka.Hook{events}
 			s := l.open(cfg)
 			l.ack(l.receive(s, 3)...)
-			l.awaitCommitted(0, 3)
+			l.awaitCommitted(3)
 			l.deleteTopic()
 			l.eventually("the topic is created anew", func() bool {
 				topic := kmsg.NewCreateTopicsRequestTopic()
@@ -603,7 +603,7 @@ func TestRealBeyondEnd(t *testing.T) {
 		t.Errorf("event is %+v, want %+v", e, want)
 	}
 	l.ack(l.receive(s, 10)...)
-	l.awaitCommitted(0, 10)
+	l.awaitCommitted(10)
 }
 
 // case K8
@@ -631,9 +631,9 @@ func TestRealTransactions(t *testing.T) {
 		t.Errorf("the last is at %d, want 18", o)
 	}
 	l.ack(ds...)
-	l.awaitCommitted(0, 20)
+	l.awaitCommitted(20)
 	transact(kgo.TryAbort, "aborted")
-	l.awaitCommitted(0, 22)
+	l.awaitCommitted(22)
 	transact(kgo.TryCommit, "after")
 	if got := bodies(l.receive(s, 1)); got[0] != "after" {
 		t.Errorf("got %q, want what was committed", got)
@@ -661,7 +661,7 @@ func TestRealCompacted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"same", "other"} {
-		time.Sleep(200 * time.Millisecond) // segment.ms
+		<-time.After(200 * time.Millisecond) // segment.ms
 		l.produce(l.client, &kgo.Record{Key: []byte(key), Value: []byte(key)})
 	}
 	// Until the cleaner has been there, which another client sees.
@@ -678,7 +678,7 @@ func TestRealCompacted(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	l.ack(ds...)
-	l.awaitCommitted(0, 53)
+	l.awaitCommitted(53)
 }
 
 // case K9
@@ -735,14 +735,14 @@ func TestRealRebalance(t *testing.T) {
 		s := l.open(cfg)
 		workers.Go(func() {
 			for {
-				ds, err := s.Receive(context.Background(), 50)
+				ds, err := s.Receive(t.Context(), 50)
 				if err != nil {
 					return
 				}
 				for _, d := range ds {
 					if d.Context().Err() == nil {
 						handle(d.Message)
-						_ = d.Ack(context.Background()) // a lost one comes again
+						_ = d.Ack(t.Context()) // a lost one comes again
 					}
 				}
 			}
@@ -758,7 +758,7 @@ func TestRealRebalance(t *testing.T) {
 		for i := range messages {
 			k := i % 40
 			r := &kgo.Record{Topic: l.topic, Partition: int32(k % partitions), Key: []byte(fmt.Sprint(k)), Value: []byte(fmt.Sprint(i))}
-			if err := l.client.ProduceSync(context.Background(), r).FirstErr(); err != nil {
+			if err := l.client.ProduceSync(t.Context(), r).FirstErr(); err != nil {
 				t.Error(err)
 				return
 			}
@@ -769,13 +769,13 @@ func TestRealRebalance(t *testing.T) {
 		c := l.config()
 		c.Dial, c.DrainTimeout = n.dial, time.Second
 		s := start(c)
-		time.Sleep(1500 * time.Millisecond)
+		<-time.After(1500 * time.Millisecond)
 		if round%2 == 0 {
-			_ = s.Close(context.Background())
+			_ = s.Close(t.Context())
 		} else {
 			n.set(true) // as if killed
-			time.Sleep(time.Second)
-			_ = s.Close(context.Background())
+			<-time.After(time.Second)
+			_ = s.Close(t.Context())
 		}
 	}
 	<-produced
@@ -789,6 +789,6 @@ func TestRealRebalance(t *testing.T) {
 		return true
 	})
 	t.Logf("%+v", steady.Stats())
-	_ = steady.Close(context.Background())
+	_ = steady.Close(t.Context())
 	workers.Wait()
 }

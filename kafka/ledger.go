@@ -320,16 +320,17 @@ func (p *partition) makeRoom() {
 	}
 }
 
-// position returns where to fetch from next, and whether there is room for
-// more: bytes is what the partition may hold, size what a fetch may bring.
-func (l *ledger) position(p *partition, bytes, size int) (next int64, ok bool) {
+// position returns where to fetch from next, how much room is free of share,
+// and whether that is enough for size bytes more. There is always room for
+// something when the partition holds nothing.
+func (l *ledger) position(p *partition, share, size int) (next int64, free int, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next = p.tracker.next
+	next, free = p.tracker.next, max(share-p.bytes, 1)
 	if l.maxAhead > 0 && int64(p.tracker.size()) >= l.maxAhead {
-		return next, false
+		return next, free, false
 	}
-	return next, p.bytes == 0 || p.bytes+size <= bytes
+	return next, free, p.bytes == 0 || p.bytes+size <= share
 }
 
 // skip moves a partition to where its log begins now.
@@ -455,7 +456,7 @@ func (p *partition) newRecord(r *wire.Record) *record {
 		Body:     r.Value,
 		Time:     r.Time,
 	}
-	rec := &record{message: m, lane: p.name, size: m.Size()}
+	rec := &record{message: m, lane: p.name, size: r.Size()}
 	if p.ledger.lanes == LaneByKey {
 		rec.lane = keyLane(p.name, r.Key)
 	}

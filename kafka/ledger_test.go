@@ -191,9 +191,9 @@ func TestLedgerNackDelay(t *testing.T) {
 		if got := d.committable()["orders/0"]; got != 0 {
 			t.Errorf("committable is %d, want 0", got)
 		}
-		time.Sleep(time.Minute - 1)
+		<-time.After(time.Minute - 1)
 		d.expect(d.offers(10))
-		time.Sleep(1)
+		<-time.After(time.Nanosecond)
 		again := d.offers(10)
 		d.expect(again, "orders/0/0", "orders/0/1", "orders/0/2")
 		for _, x := range again {
@@ -214,7 +214,7 @@ func TestLedgerMaxAhead(t *testing.T) {
 	d.fetch(0, "a", "b", "c", "d", "e")
 	ds := d.offers(10)
 	d.expect(ds, "orders/0/0", "orders/0/1", "orders/0/2")
-	if _, ok := d.position(d.partitions[0], 1<<20, 1); ok {
+	if _, _, ok := d.position(d.partitions[0], 1<<20, 1); ok {
 		t.Error("there is room beyond MaxAhead")
 	}
 	d.settle(ds[1].Ack(t.Context()))
@@ -226,7 +226,7 @@ func TestLedgerMaxAhead(t *testing.T) {
 		t.Error("the fetcher is not told")
 	}
 	d.expect(d.offers(10), "orders/0/3", "orders/0/4")
-	if _, ok := d.position(d.partitions[0], 1<<20, 1); ok {
+	if _, _, ok := d.position(d.partitions[0], 1<<20, 1); ok {
 		t.Error("there is room beyond MaxAhead")
 	}
 }
@@ -235,7 +235,7 @@ func TestLedgerRoom(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t, Config{}, 1)
 	p := d.partitions[0]
-	room := func() bool { _, ok := d.position(p, 1000, 600); return ok }
+	room := func() bool { _, _, ok := d.position(p, 1000, 600); return ok }
 	if !room() {
 		t.Error("no room when empty")
 	}

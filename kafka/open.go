@@ -46,17 +46,17 @@ func Open(ctx context.Context, brokers []string, group string, topics []string, 
 		return nil, err
 	}
 	s := newSource(brokers, group, slices.Clone(topics), cfg)
-	if err := s.check(ctx); err != nil {
-		s.cancel()
+	if err = s.check(ctx); err == nil {
+		s.members, err = s.joinGroup()
+	}
+	if err != nil {
 		s.stop()
+		s.cancel()
 		s.dialer.Shut()
 		s.groupDialer.Shut()
 		return nil, err
 	}
-	if s.members, err = s.joinGroup(); err != nil {
-		return nil, err
-	}
-	s.running.Go(func() { s.members.run(s.ctx) })
+	s.running.Go(func() { s.members.run(s.closing) })
 	return s, nil
 }
 
@@ -140,7 +140,7 @@ func validateNames(group string, topics []string) error {
 // be used.
 func (s *Source) check(ctx context.Context) error {
 	wait := backoff{most: s.cfg.MaxBackoff}
-	bad := trouble{log: s.log, what: "brokers are not ready"}
+	bad := trouble{log: s.log, what: "open"}
 	began := time.Now()
 	for {
 		err := s.checkOnce(ctx, time.Since(began) > newTopicGrace)

@@ -39,7 +39,7 @@ func assignment(gen *kafkago.Generation) []topicPartition {
 	var tps []topicPartition
 	for topic, ps := range gen.Assignments {
 		for _, p := range ps {
-			tps = append(tps, topicPartition{topic, int32(p.ID)})
+			tps = append(tps, topicPartition{topic, int32(p.ID)}) //nolint:gosec // it was one on the wire
 		}
 	}
 	slices.SortFunc(tps, func(a, b topicPartition) int {
@@ -73,14 +73,13 @@ func newSession(s *Source, gen *kafkago.Generation, tps []topicPartition) *sessi
 	return se
 }
 
-// run works until revoked ends, the source closes, or the generation turns out
-// to be over; then it settles what can be settled. When it returns, nothing of
-// it runs any more and everything that is out of it is lost.
-func (se *session) run(revoked context.Context) {
-	work, stop := context.WithCancel(se.ctx)
+// run works until ctx ends because the source closes, revoked ends, or the
+// generation turns out to be over; then it settles what can be settled. When it
+// returns, nothing of it runs any more and everything that is out of it is lost.
+func (se *session) run(ctx, revoked context.Context) { //nolint:contextcheck // what is done is committed after ctx has ended
+	work, stop := context.WithCancel(ctx)
 	defer stop()
 	defer context.AfterFunc(revoked, stop)()
-	defer context.AfterFunc(se.closing, stop)()
 
 	var wg sync.WaitGroup
 	wg.Go(func() { se.work(work) })
@@ -93,26 +92,22 @@ func (se *session) run(revoked context.Context) {
 		}
 	})
 	select {
+	case <-ctx.Done():
 	case <-revoked.Done():
-	case <-se.closing.Done():
 	case <-se.over.c:
 	case <-se.rejoin.c:
-	case <-se.ctx.Done():
 	}
 	stop()
 	began := time.Now()
-	drained := se.ledger.drain()
-	if se.closing.Err() == nil {
-		se.waitDrained(drained)
-	}
+	se.waitDrained(ctx, se.ledger.drain())
 	// From here on an ack is refused, so that each one that was taken is in what
 	// is committed now.
 	lost := se.ledger.end()
 	drain := time.Since(began)
 	stopCommits()
 	wg.Wait()
-	err := se.lastCommit()
-	se.revoked(lost, drain, err)
+	err := se.lastCommit() //nolint:contextcheck // ctx has ended
+	se.revoked(ctx, lost, drain, err)
 }
 
 // work starts the partitions and watches the topics, until ctx ends.
@@ -121,7 +116,7 @@ func (se *session) work(ctx context.Context) {
 	if err != nil {
 		return // ctx has ended, or the source has failed
 	}
-	se.assigned()
+	se.assigned(ctx)
 	var wg sync.WaitGroup
 	for i, p := range se.ledger.partitions {
 		se.fetchers = append(se.fetchers, newFetcher(se, p, starts[i]))
@@ -146,7 +141,7 @@ func (se *session) prepare(ctx context.Context) ([]start, map[string]int, error)
 		tps[i] = p.topicPartition
 	}
 	wait := backoff{most: se.cfg.MaxBackoff}
-	bad := trouble{log: se.log, what: "the group's offsets cannot be read"}
+	bad := trouble{log: se.log, what: "read the group's offsets"}
 	var foreign []time.Time // looks in a row at which offsets belonged to other topics
 	for {
 		starts, partitions, err := se.lookUp(ctx, tps)
@@ -229,15 +224,14 @@ func (se *session) restart(topic string) {
 }
 
 // waitDrained waits for what is out, for a bounded time.
-func (se *session) waitDrained(drained <-chan struct{}) {
+func (se *session) waitDrained(ctx context.Context, drained <-chan struct{}) {
 	t := time.NewTimer(se.cfg.DrainTimeout)
 	defer t.Stop()
 	select {
 	case <-drained:
 	case <-t.C:
 	case <-se.over.c:
-	case <-se.closing.Done():
-	case <-se.ctx.Done():
+	case <-ctx.Done():
 	}
 }
 

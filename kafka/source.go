@@ -217,17 +217,17 @@ func (s *Source) setGroupError(err error) {
 }
 
 // assigned reports a session that has its offsets.
-func (se *session) assigned() {
+func (se *session) assigned(ctx context.Context) {
 	se.mu.Lock()
 	se.joined = true
 	se.mu.Unlock()
 	e := AssignedEvent{Generation: se.id.generation, Member: se.id.member, Partitions: se.names()}
-	se.log.Info("kafka: partitions assigned", "generation", e.Generation, "partitions", partitionNames(e.Partitions))
-	emit(se.cfg.Hooks, func(h OnAssigned) { h.OnAssigned(context.Background(), e) })
+	se.log.InfoContext(ctx, "kafka: partitions assigned", "generation", e.Generation, "partitions", partitionNames(e.Partitions))
+	emit(se.cfg.Hooks, func(h OnAssigned) { h.OnAssigned(hookContext(ctx), e) })
 }
 
 // revoked reports a session that has ended.
-func (se *session) revoked(lost int, drain time.Duration, err error) {
+func (se *session) revoked(ctx context.Context, lost int, drain time.Duration, err error) {
 	se.mu.Lock()
 	se.flushErr = err
 	se.mu.Unlock()
@@ -239,8 +239,8 @@ func (se *session) revoked(lost int, drain time.Duration, err error) {
 		level = slog.LevelWarn
 		args = append(args, "error", err)
 	}
-	se.log.Log(context.Background(), level, "kafka: partitions revoked", args...)
-	emit(se.cfg.Hooks, func(h OnRevoked) { h.OnRevoked(context.Background(), e) })
+	se.log.Log(ctx, level, "kafka: partitions revoked", args...)
+	emit(se.cfg.Hooks, func(h OnRevoked) { h.OnRevoked(hookContext(ctx), e) })
 }
 
 func (se *session) names() []TopicPartition {
@@ -263,8 +263,8 @@ func partitionNames(tps []TopicPartition) []string {
 // else the source has failed.
 func (s *Source) reset(ctx context.Context, e ResetError) bool {
 	s.counters.resetAt(&e)
-	s.log.ErrorContext(ctx, "kafka: "+string(e.Reason), "topic", e.Topic, "partition", e.Partition, "offset", e.Offset, "end", e.End)
-	emit(s.cfg.Hooks, func(h OnReset) { h.OnReset(context.Background(), e) })
+	s.log.ErrorContext(ctx, "kafka: an offset makes no sense any more", "reason", e.Reason, "topic", e.Topic, "partition", e.Partition, "offset", e.Offset, "end", e.End)
+	emit(s.cfg.Hooks, func(h OnReset) { h.OnReset(hookContext(ctx), e) })
 	if s.cfg.OnReset == ResetStop {
 		s.fail(&e)
 		return false

@@ -80,7 +80,7 @@ func TestCommittedOffsetWaits(t *testing.T) {
 	}
 	for _, i := range []int{9, 0, 8, 1, 7, 2, 6, 5, 4} {
 		ack(t, ds[i])
-		time.Sleep(25 * time.Millisecond) // longer than CommitInterval
+		<-time.After(25 * time.Millisecond) // longer than CommitInterval
 		sample()
 		if last > 3 {
 			t.Fatalf("the committed offset is %d while 3 is not done", last)
@@ -487,7 +487,7 @@ func TestCompacted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, r := range []*kgo.Record{{Key: []byte("same"), Value: []byte("newer")}, {Key: []byte("other"), Value: []byte("last")}} {
-		time.Sleep(5 * time.Millisecond) // segment.ms: the one before can be compacted
+		<-time.After(5 * time.Millisecond) // segment.ms: the one before can be compacted
 		r.Topic = "orders"
 		produce(t, p, r)
 	}

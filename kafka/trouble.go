@@ -14,7 +14,7 @@ const remindEvery = 30 * time.Second
 // goroutine.
 type trouble struct {
 	log   *slog.Logger
-	what  string
+	what  string // what is not possible
 	tries int
 	since time.Time
 	last  time.Time // logged
@@ -29,8 +29,8 @@ func (t *trouble) note(ctx context.Context, err error, args ...any) int {
 	t.tries++
 	if t.tries == 1 || now.Sub(t.last) >= remindEvery {
 		t.last = now
-		args = append(args, "error", err, "attempt", t.tries, "for", now.Sub(t.since).Round(time.Millisecond))
-		t.log.WarnContext(ctx, "kafka: "+t.what+"; trying again", args...)
+		args = append(args, "what", t.what, "error", err, "attempt", t.tries, "for", now.Sub(t.since).Round(time.Millisecond))
+		t.log.WarnContext(ctx, "kafka: not possible now, trying again", args...)
 	}
 	return t.tries
 }
@@ -44,11 +44,10 @@ func (t *trouble) lasts() time.Duration {
 }
 
 // over notes a success.
-func (t *trouble) over(ctx context.Context, args ...any) {
+func (t *trouble) over(ctx context.Context) {
 	if t.tries == 0 {
 		return
 	}
-	args = append(args, "attempts", t.tries, "after", t.lasts().Round(time.Millisecond))
-	t.log.InfoContext(ctx, "kafka: "+t.what+": over", args...)
+	t.log.InfoContext(ctx, "kafka: possible again", "what", t.what, "attempts", t.tries, "after", t.lasts().Round(time.Millisecond))
 	t.tries = 0
 }

@@ -25,9 +25,10 @@ type Record struct {
 	Headers broker.Headers
 }
 
-// Size returns roughly the memory that the record takes.
+// Size returns roughly the memory that the record takes, with what the adapter
+// keeps for it (measured: 370 bytes beside key and value).
 func (r *Record) Size() int {
-	const overhead, perHeader = 160, 48
+	const overhead, perHeader = 384, 48
 	n := overhead + len(r.Key) + len(r.Value)
 	for _, h := range r.Headers {
 		n += perHeader + len(h.Name) + len(h.Value)
@@ -69,33 +70,45 @@ type batch struct {
 	packed     []byte
 }
 
-// readBatches returns the records with offsets from wanted on and the offset
-// to go on from. A batch that is cut off at the end is left for the next time.
-// An error is returned only when nothing could be read before it.
-func readBatches(b []byte, wanted int64, aborted []abortedTransaction) ([]Record, int64, error) {
-	var records []Record
-	next := wanted
+// batches is what was read of a sequence of batches.
+type batches struct {
+	records []Record
+	next    int64 // the offset to go on from
+	wire    int   // bytes that were read
+	memory  int   // bytes that the records take
+}
+
+// readBatches returns the records with offsets from wanted on, and stops after
+// the batch with which they take more than limit bytes (0: no limit). A batch
+// that is cut off at the end is left for the next time. An error is returned
+// only when nothing could be read before it.
+func readBatches(b []byte, wanted int64, limit int, aborted []abortedTransaction) (batches, error) {
+	got := batches{next: wanted}
 	skip := abortedFilter{pending: aborted}
-	for first := true; len(b) >= batchPrefix; first = false {
+	for len(b) >= batchPrefix && (limit == 0 || got.memory < limit) {
 		size := batchPrefix + int(binary.BigEndian.Uint32(b[8:]))
 		if size > len(b) {
-			if first {
-				return nil, wanted, fmt.Errorf("batch at offset %d: %d of its %d bytes came", offsetOf(b), len(b), size)
+			if got.wire == 0 {
+				return batches{next: wanted}, fmt.Errorf("batch at offset %d: %d of its %d bytes came", offsetOf(b), len(b), size)
 			}
 			break
 		}
-		got, last, err := readBatch(b[:size], wanted, &skip)
+		records, last, err := readBatch(b[:size], wanted, &skip)
 		if err != nil {
-			if first || (len(records) == 0 && next == wanted) {
-				return nil, wanted, fmt.Errorf("batch at offset %d: %w", offsetOf(b), err)
+			if got.next == wanted {
+				return batches{next: wanted}, fmt.Errorf("batch at offset %d: %w", offsetOf(b), err)
 			}
 			break
 		}
-		records = append(records, got...)
-		next = max(next, last+1)
+		for i := range records {
+			got.memory += records[i].Size()
+		}
+		got.records = append(got.records, records...)
+		got.next = max(got.next, last+1)
+		got.wire += size
 		b = b[size:]
 	}
-	return records, next, nil
+	return got, nil
 }
 
 func offsetOf(b []byte) int64 { return int64(binary.BigEndian.Uint64(b)) }
@@ -216,7 +229,7 @@ func (h *batch) records(wanted int64) ([]Record, error) {
 // record reads one record. What it returns does not share the response's
 // memory: a slow message must not keep its whole batch alive.
 func (h *batch) record(r *reader, wanted int64) Record {
-	r.int8() // attributes, unused
+	r.take(1) // attributes, unused
 	timestamp := h.firstTime + r.varint()
 	rec := Record{Offset: h.base + r.varint()}
 	if rec.Offset < wanted || r.err != nil {

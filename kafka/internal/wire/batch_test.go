@@ -179,12 +179,12 @@ func TestReadBatches(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			records, next, err := readBatches(tc.in, tc.wanted, tc.aborted)
+			got, err := readBatches(tc.in, tc.wanted, 0, tc.aborted)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := offsetsOf(records); !slices.Equal(got, tc.offsets) || next != tc.next {
-				t.Errorf("got %v and next %d, want %v and %d", got, next, tc.offsets, tc.next)
+			if offsets := offsetsOf(got.records); !slices.Equal(offsets, tc.offsets) || got.next != tc.next {
+				t.Errorf("got %v and next %d, want %v and %d", offsets, got.next, tc.offsets, tc.next)
 			}
 		})
 	}
@@ -212,9 +212,9 @@ func TestReadBatchesErrors(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			_, next, err := readBatches(tc.in, 0, nil)
-			if err == nil || !strings.Contains(err.Error(), tc.says) || next != 0 {
-				t.Errorf("got next %d, %v, want an error with %q", next, err, tc.says)
+			got, err := readBatches(tc.in, 0, 0, nil)
+			if err == nil || !strings.Contains(err.Error(), tc.says) || got.next != 0 {
+				t.Errorf("got next %d, %v, want an error with %q", got.next, err, tc.says)
 			}
 			if tc.name == "cut off" {
 				return
@@ -222,11 +222,30 @@ func TestReadBatchesErrors(t *testing.T) {
 			// Behind a batch that can be read, the damaged one is left for the next
 			// time.
 			first := encodeAll(t, plain(0, -1))
-			records, next, err := readBatches(append(first, tc.in...), -1, nil)
-			if err != nil || len(records) != 1 || next != 0 {
-				t.Errorf("behind another batch: got %d records, next %d, %v", len(records), next, err)
+			got, err = readBatches(append(first, tc.in...), -1, 0, nil)
+			if err != nil || len(got.records) != 1 || got.next != 0 {
+				t.Errorf("behind another batch: got %d records, next %d, %v", len(got.records), got.next, err)
 			}
 		})
+	}
+}
+
+// What does not fit is left for the next time, whatever it was packed to.
+func TestReadBatchesLimit(t *testing.T) {
+	t.Parallel()
+	var in []byte
+	for i := range int64(10) {
+		b := plain(0, i)
+		b.attrs = int16(compress.Zstd)
+		b.records[0].Value = make([]byte, 100_000)
+		in = append(in, b.encode(t)...)
+	}
+	got, err := readBatches(in, 0, 250_000, nil)
+	if err != nil || len(got.records) != 3 || got.next != 3 || got.wire != 3*len(in)/10 || got.memory < 300_000 || got.memory > 310_000 {
+		t.Errorf("got %d records, next %d, %d of %d bytes, memory %d, %v", len(got.records), got.next, got.wire, len(in), got.memory, err)
+	}
+	if got, err := readBatches(in, 3, 1, nil); err != nil || len(got.records) != 1 || got.next != 4 {
+		t.Errorf("got %d records, next %d, %v, want one batch at least", len(got.records), got.next, err)
 	}
 }
 
@@ -241,11 +260,11 @@ func TestReadBatchesCodecs(t *testing.T) {
 			for i := range int64(1000) {
 				b.records = append(b.records, Record{Offset: i, Value: bytes.Repeat([]byte{byte(i)}, 100)})
 			}
-			records, next, err := readBatches(b.encode(t), 0, nil)
-			if err != nil || next != 1000 || len(records) != 1000 {
-				t.Fatalf("got %d records, next %d, %v", len(records), next, err)
+			got, err := readBatches(b.encode(t), 0, 0, nil)
+			if err != nil || got.next != 1000 || len(got.records) != 1000 {
+				t.Fatalf("got %d records, next %d, %v", len(got.records), got.next, err)
 			}
-			for i, r := range records {
+			for i, r := range got.records {
 				if !bytes.Equal(r.Value, bytes.Repeat([]byte{byte(i)}, 100)) {
 					t.Fatalf("record %d is %x", i, r.Value)
 				}
@@ -256,7 +275,7 @@ func TestReadBatchesCodecs(t *testing.T) {
 	in := bad.encode(t)
 	in[batchAttributes+1] = 7
 	binary.BigEndian.PutUint32(in[batchCRC:], crc32.Checksum(in[batchAttributes:], castagnoli))
-	if _, _, err := readBatches(in, 0, nil); err == nil || !strings.Contains(err.Error(), "compression codec 7 is not supported") {
+	if _, err := readBatches(in, 0, 0, nil); err == nil || !strings.Contains(err.Error(), "compression codec 7 is not supported") {
 		t.Errorf("codec 7: %v", err)
 	}
 }
@@ -276,14 +295,14 @@ func TestRecordFields(t *testing.T) {
 	read := func(b testBatch) []Record {
 		t.Helper()
 		in := b.encode(t)
-		records, _, err := readBatches(in, 0, nil)
+		got, err := readBatches(in, 0, 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i := range in { // the response's memory is used again
 			in[i] = 0xee
 		}
-		return records
+		return got.records
 	}
 	records := read(b)
 	for i, r := range records {
@@ -321,7 +340,8 @@ func FuzzReadBatches(f *testing.F) {
 			binary.BigEndian.PutUint32(in[8:], uint32(len(in)-batchPrefix))
 			binary.BigEndian.PutUint32(in[batchCRC:], crc32.Checksum(in[batchAttributes:], castagnoli))
 		}
-		records, next, err := readBatches(in, wanted, []abortedTransaction{{5, 0}})
+		got, err := readBatches(in, wanted, 0, []abortedTransaction{{5, 0}})
+		records, next := got.records, got.next
 		if next < wanted {
 			t.Fatalf("next is %d, before %d", next, wanted)
 		}

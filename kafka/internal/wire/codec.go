@@ -9,7 +9,7 @@ import (
 var errShort = errors.New("response is cut off")
 
 func appendString(b []byte, s string) []byte {
-	b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
+	b = binary.BigEndian.AppendUint16(b, uint16(len(s))) //nolint:gosec // names are checked to be shorter
 	return append(b, s...)
 }
 
@@ -40,13 +40,6 @@ func (r *reader) take(n int) []byte {
 	b := r.b[:n:n]
 	r.b = r.b[n:]
 	return b
-}
-
-func (r *reader) int8() int8 {
-	if b := r.take(1); b != nil {
-		return int8(b[0])
-	}
-	return 0
 }
 
 func (r *reader) int16() int16 {
@@ -123,7 +116,7 @@ func (r *reader) compactLength() int {
 	if r.err != nil || n == 0 {
 		return 0
 	}
-	return int(n - 1)
+	return int(n - 1) //nolint:gosec // not more than the length of r.b
 }
 
 func (r *reader) bytesOf(n uint64) []byte {
@@ -131,7 +124,7 @@ func (r *reader) bytesOf(n uint64) []byte {
 		r.fail()
 		return nil
 	}
-	return r.take(int(n))
+	return r.take(int(n)) //nolint:gosec // not more than the length of r.b
 }
 
 // skipTags skips the tagged fields that end every part of a flexible message.

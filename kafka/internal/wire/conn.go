@@ -94,7 +94,7 @@ func (c *Conn) raw(key protocol.ApiKey, version int16, flexible bool, body []byt
 	if flexible {
 		head = append(head, 0) // no tagged fields
 	}
-	binary.BigEndian.PutUint32(head, uint32(len(head)-4+len(body)))
+	binary.BigEndian.PutUint32(head, uint32(len(head)-4+len(body))) //nolint:gosec // requests are small
 	if _, err := c.pc.Write(append(head, body...)); err != nil {
 		return nil, err
 	}

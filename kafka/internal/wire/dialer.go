@@ -116,7 +116,7 @@ func (d *Dialer) Open() int {
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.dialTime)
 	defer cancel()
-	defer context.AfterFunc(d.ctx, cancel)()
+	defer context.AfterFunc(d.ctx, cancel)() //nolint:contextcheck // Shut ends it too
 
 	raw, err := d.dial(ctx, network, address)
 	if err != nil {

@@ -282,7 +282,7 @@ func TestShut(t *testing.T) {
 		ended <- err
 	}()
 	for d.Open() < 2 {
-		time.Sleep(time.Millisecond) // until both are under way
+		<-time.After(time.Millisecond) // until both are under way
 	}
 	d.Shut()
 	for range 2 {

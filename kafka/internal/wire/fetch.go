@@ -20,6 +20,9 @@ type FetchRequest struct {
 	// size. MaxWait is how long the broker waits for a first record.
 	MaxBytes int32
 	MaxWait  time.Duration
+	// MaxMemory bounds what the records take in memory, unpacked: the batches
+	// after the one that exceeds it are left for the next fetch. 0: no bound.
+	MaxMemory int
 	// Committed leaves out the records of open and of aborted transactions.
 	Committed bool
 }
@@ -38,8 +41,9 @@ type FetchResult struct {
 	// Next is the offset to fetch from next. It is past all that came, records
 	// or not: holes that compaction left, and the marks of transactions.
 	Next int64
-	// Wire is how many bytes of records came.
-	Wire int
+	// Wire is how many bytes the records took that were read, Memory how many
+	// they take now.
+	Wire, Memory int
 }
 
 // Fetch asks for records; they are the caller's.
@@ -68,8 +72,8 @@ func (q *FetchRequest) encode(version int16) []byte {
 	be := binary.BigEndian
 	const noReplica, noSession, unknown = ^uint32(0), ^uint32(0), ^uint32(0)
 	b := be.AppendUint32(nil, noReplica)
-	b = be.AppendUint32(b, uint32(q.MaxWait.Milliseconds()))
-	b = be.AppendUint32(b, 1) // answer with the first byte
+	b = be.AppendUint32(b, uint32(q.MaxWait.Milliseconds())) //nolint:gosec // at most a day
+	b = be.AppendUint32(b, 1)                                // answer with the first byte
 	b = be.AppendUint32(b, uint32(q.MaxBytes))
 	if q.Committed {
 		b = append(b, 1)
@@ -118,7 +122,11 @@ func (q *FetchRequest) decode(version int16, body []byte) (*FetchResult, error) 
 			if topic != q.Topic || partition != q.Partition || r.err != nil {
 				continue
 			}
-			return res.FetchResult, q.fill(res)
+			var err error
+			if res.Err == nil {
+				err = q.fill(res)
+			}
+			return res.FetchResult, err
 		}
 	}
 	if r.err != nil {
@@ -158,14 +166,10 @@ func (q *FetchRequest) decodePartition(version int16, r *reader) partitionRespon
 
 // fill reads the batches into the result.
 func (q *FetchRequest) fill(p partitionResponse) error {
-	if p.Err != nil {
-		return nil
-	}
 	if !q.Committed {
 		p.aborted = nil // some brokers list them all the same
 	}
-	p.Wire = len(p.batches)
-	var err error
-	p.Records, p.Next, err = readBatches(p.batches, q.Offset, p.aborted)
+	got, err := readBatches(p.batches, q.Offset, q.MaxMemory, p.aborted)
+	p.Records, p.Next, p.Wire, p.Memory = got.records, got.next, got.wire, got.memory
 	return err
 }

@@ -90,7 +90,7 @@ func readMetadata(body []byte) (*Metadata, error) {
 		if code != 0 {
 			t.Err = kafkago.Error(code)
 		}
-		r.int8() // internal
+		r.take(1) // internal
 		for range r.compactLength() {
 			r.int16() // the error repeats itself in the leader
 			partition, leader := r.int32(), r.int32()
