@@ -41,9 +41,9 @@ func newRig(t *testing.T, mode pgx.QueryExecMode) *rig {
 	return r
 }
 
-func (r *rig) sql(text string, args ...any) {
+func (r *rig) sql(text string) {
 	r.Helper()
-	if _, err := r.pool.Exec(r.Context(), text, args...); err != nil {
+	if _, err := r.pool.Exec(r.Context(), text); err != nil {
 		r.Fatalf("%s: %v", text, err)
 	}
 }
