@@ -85,6 +85,9 @@ func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 	// the group would wait for the old one until its session times out.
 	for ctx.Err() == nil {
 		err := g.coordinator.alive(ctx, se.id)
+		if err == nil {
+			se.commitLate(ctx)
+		}
 		if err == nil || ctx.Err() != nil {
 			return
 		}

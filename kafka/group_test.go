@@ -393,6 +393,38 @@ func TestMemberComesBack(t *testing.T) {
 	}
 }
 
+// What was acked before the outage is committed after it, when the group still
+// knows the generation.
+func TestCommitAfterOutage(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	produce(t, producer(t, c), numbered("orders", 0, 2)...)
+	network := &cuttable{}
+	events := newSpy()
+	cfg := quick(t)
+	cfg.Dial, cfg.Hooks = network.dial, []Hook{events}
+	cfg.SessionTimeout, cfg.DrainTimeout, cfg.CommitInterval, cfg.CommitCount = 8*time.Second, -1, -1, -1
+	s := openSource(t, c, []string{"orders"}, cfg)
+	await(t, events.assigned)
+	ds := receive(t, s, 1)
+	network.cut()
+	ack(t, ds...)
+	if e := await(t, events.revoked); e.Err == nil {
+		t.Errorf("event is %+v, want that the commit failed", e)
+	}
+	if err := network.restore(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, events.assigned)
+	if got := committed(c, "orders", 0); got != 1 {
+		t.Errorf("committed is %d, want 1", got)
+	}
+	if got := values(receive(t, s, 1)); got[0] != "1" {
+		t.Errorf("goes on with %q, want 1", got)
+	}
+	eventually(t, "healthy again", func() bool { return s.Health() == nil })
+}
+
 func TestPause(t *testing.T) {
 	t.Parallel()
 	c := newFake(t, kfake.SeedTopics(1, "orders"))

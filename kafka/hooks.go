@@ -41,7 +41,8 @@ type RevokedEvent struct {
 	Lost int
 	// Drain is how long was waited for those that were out.
 	Drain time.Duration
-	// Err is set when what was done could not be committed; it comes again.
+	// Err is set when what was done could not be committed in time; it may come
+	// again.
 	Err error
 }
 

@@ -19,6 +19,7 @@ type session struct {
 	id        epoch
 	ledger    *ledger
 	committer *committer
+	commits   trouble // of the goroutine that commits
 	fetchers  []*fetcher
 	share     int      // of Config.BufferBytes, for each partition
 	over      once     // the broker says that the generation is over
@@ -55,15 +56,16 @@ func newSession(s *Source, gen *kafkago.Generation, tps []topicPartition) *sessi
 	se := &session{
 		Source: s, id: epoch{gen.ID, gen.MemberID},
 		over: once{c: make(chan struct{})}, rejoin: once{c: make(chan struct{})},
-		share: max(s.cfg.BufferBytes/max(len(tps), 1), 1),
+		share:   max(s.cfg.BufferBytes/max(len(tps), 1), 1),
+		commits: trouble{log: s.log, what: "commit offsets"},
 	}
 	se.committer = &committer{
 		interval: s.cfg.CommitInterval, backoff: backoff{most: s.cfg.MaxBackoff}, kicked: make(chan struct{}, 1),
 		send: func(ctx context.Context, items []commitItem) error {
 			return s.coordinator.commit(ctx, se.id, items)
 		},
-		failed: s.commitFailed,
-		done:   s.commitWorked,
+		failed: se.commitFailed,
+		done:   se.commitWorked,
 	}
 	se.ledger = newLedger(s.cfg, s.wake, se.committer.kick, s.staleAck)
 	se.committer.ledger = se.ledger
@@ -253,6 +255,24 @@ func (se *session) lastCommit() error {
 		return fmt.Errorf("commit offsets: %w", err)
 	}
 	return nil
+}
+
+// commitLate commits what lastCommit could not, now that the coordinator is
+// there again: if it still knows the generation, nothing has to come again.
+func (se *session) commitLate(ctx context.Context) {
+	se.mu.Lock()
+	err := se.flushErr
+	se.mu.Unlock()
+	if err == nil || isOver(err) || errors.Is(err, errGenerationOver) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, se.cfg.RequestTimeout)
+	defer cancel()
+	if se.committer.flush(ctx, ctx) == nil {
+		se.mu.Lock()
+		se.flushErr = nil
+		se.mu.Unlock()
+	}
 }
 
 // errGenerationOver tells that acks were taken that nobody takes from here.

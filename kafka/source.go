@@ -43,7 +43,7 @@ type Source struct {
 	err       error    // final
 	groupErr  error    // why there is no generation
 	commitErr error    // of the last commit; nil when it worked
-	flushErr  error    // of the commit that ended the last generation
+	flushErr  error    // of the commit that ended the last generation; nil when it worked
 	closeOnce sync.Once
 }
 
@@ -187,14 +187,6 @@ func (s *Source) close(ctx context.Context) error {
 	return nil
 }
 
-// commitWorked notes a commit that was taken.
-func (s *Source) commitWorked() {
-	s.counters.commits.Add(1)
-	s.mu.Lock()
-	s.commitErr = nil
-	s.mu.Unlock()
-}
-
 // enter makes a session the current one.
 func (s *Source) enter(se *session) {
 	s.mu.Lock()
@@ -219,7 +211,7 @@ func (s *Source) setGroupError(err error) {
 // assigned reports a session that has its offsets.
 func (se *session) assigned(ctx context.Context) {
 	se.mu.Lock()
-	se.joined = true
+	se.joined, se.commitErr = true, nil
 	se.mu.Unlock()
 	e := AssignedEvent{Generation: se.id.generation, Member: se.id.member, Partitions: se.names()}
 	se.log.InfoContext(ctx, "kafka: partitions assigned", "generation", e.Generation, "partitions", partitionNames(e.Partitions))
@@ -281,13 +273,22 @@ func (s *Source) staleAck(r *record) {
 }
 
 // commitFailed reports a failed commit.
-func (s *Source) commitFailed(attempt int, err error) {
-	s.mu.Lock()
-	s.commitErr = err
-	s.mu.Unlock()
-	s.counters.commitErrors.Add(1)
-	s.log.Warn("kafka: offsets were not committed", "attempt", attempt, "error", err)
-	emit(s.cfg.Hooks, func(h OnCommitError) {
+func (se *session) commitFailed(attempt int, err error) {
+	se.mu.Lock()
+	se.commitErr = err
+	se.mu.Unlock()
+	se.counters.commitErrors.Add(1)
+	se.commits.note(context.Background(), err)
+	emit(se.cfg.Hooks, func(h OnCommitError) {
 		h.OnCommitError(context.Background(), CommitErrorEvent{Attempt: attempt, Err: err})
 	})
+}
+
+// commitWorked notes a commit that was taken.
+func (se *session) commitWorked() {
+	se.counters.commits.Add(1)
+	se.commits.over(context.Background())
+	se.mu.Lock()
+	se.commitErr = nil
+	se.mu.Unlock()
 }
