@@ -45,6 +45,9 @@ func bookAll(ctx context.Context, tx pgx.Tx, ms []*inbox.Message) error {
 	return err
 }
 
+// defaultMaxInFlight is that of inbox.Config.
+const defaultMaxInFlight = 1000
+
 var byOrder = keyfunc.JSON("orderId", "eventType")
 
 // consumeSingly runs the handler for one message, in transactions of batchSize
@@ -73,7 +76,11 @@ func consume(ctx context.Context, j *job, batchSize int, open func(*inboxpgx.Sto
 		return err
 	}
 	watch := &watch{meter: j.meter}
-	consumer, err := open(store, &inbox.Config{Workers: workers, BatchSize: batchSize, Logger: silent, Hooks: []inbox.Hook{watch}})
+	config := &inbox.Config{Workers: workers, BatchSize: batchSize, Logger: silent, Hooks: []inbox.Hook{watch}}
+	if n := 2 * workers * batchSize; n > defaultMaxInFlight {
+		config.MaxInFlight = n // Else batches would not fill: one for each worker, and the next.
+	}
+	consumer, err := open(store, config)
 	if err != nil {
 		return err
 	}

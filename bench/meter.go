@@ -16,6 +16,7 @@ type meter struct {
 
 	mu    sync.Mutex
 	head  int // messages of the first commit: they are not measured
+	txs   int // commits after it
 	first sample
 	last  time.Time
 	end   sample
@@ -43,6 +44,7 @@ func (m *meter) commit(n int) {
 		return
 	}
 	m.last = time.Now()
+	m.txs++
 }
 
 // done notes a message that is done with.
@@ -62,6 +64,8 @@ type figures struct {
 	PerSecond float64 `json:"per_second"`
 	// Seconds is the time from the first commit to the last.
 	Seconds float64 `json:"seconds"`
+	// PerTransaction is the number of messages that a transaction had.
+	PerTransaction float64 `json:"messages_per_transaction"`
 	// CPUMicros is the CPU time of this process for one message, in
 	// microseconds; 0 where the system does not say.
 	CPUMicros float64 `json:"cpu_us_per_message"`
@@ -76,12 +80,11 @@ func (m *meter) figures() (figures, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	elapsed, messages := m.last.Sub(m.first.at).Seconds(), float64(m.want-int64(m.head))
-	if elapsed <= 0 || messages <= 0 {
+	if elapsed <= 0 || messages <= 0 || m.txs == 0 {
 		return figures{}, false
 	}
 	return figures{
-		PerSecond:  messages / elapsed,
-		Seconds:    elapsed,
+		PerSecond: messages / elapsed, Seconds: elapsed, PerTransaction: messages / float64(m.txs),
 		CPUMicros:  float64((m.end.cpu - m.first.cpu).Microseconds()) / messages,
 		Allocs:     float64(m.end.objects-m.first.objects) / messages,
 		AllocBytes: float64(m.end.bytes-m.first.bytes) / messages,

@@ -107,11 +107,12 @@ func (r *report) conclude(contestants []chain) {
 		rates := over(func(f figures) float64 { return f.PerSecond })
 		of.Slowest, of.Fastest = slices.Min(rates), slices.Max(rates)
 		of.Median = figures{
-			PerSecond:  median(rates),
-			Seconds:    median(over(func(f figures) float64 { return f.Seconds })),
-			CPUMicros:  median(over(func(f figures) float64 { return f.CPUMicros })),
-			Allocs:     median(over(func(f figures) float64 { return f.Allocs })),
-			AllocBytes: median(over(func(f figures) float64 { return f.AllocBytes })),
+			PerSecond:      median(rates),
+			Seconds:        median(over(func(f figures) float64 { return f.Seconds })),
+			PerTransaction: median(over(func(f figures) float64 { return f.PerTransaction })),
+			CPUMicros:      median(over(func(f figures) float64 { return f.CPUMicros })),
+			Allocs:         median(over(func(f figures) float64 { return f.Allocs })),
+			AllocBytes:     median(over(func(f figures) float64 { return f.AllocBytes })),
 		}
 		if base := r.result(of.Baseline); base != nil {
 			// Neighbours in time see the same machine: their ratio is steadier than
@@ -153,14 +154,15 @@ func (r *report) writeTable(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "\n%d messages of about %d bytes in %d partitions, %d transactions at once, medians of %d repetitions\n\n",
 		r.Events, r.BodyBytes, r.Partitions, r.Workers, r.Reps)
-	const row = "%-30s %9s %9s %9s %8s %10s %10s %10s\n"
-	fmt.Fprintf(&b, row, "contestant", "msg/s", "slowest", "fastest", "ratio", "CPU/msg", "allocs/msg", "bytes/msg")
+	const row = "%-30s %9s %9s %9s %8s %8s %10s %10s %10s\n"
+	fmt.Fprintf(&b, row, "contestant", "msg/s", "slowest", "fastest", "ratio", "msgs/tx", "CPU/msg", "allocs/msg", "bytes/msg")
 	for _, of := range r.Results {
 		ratio := "-"
 		if of.Ratio > 0 {
 			ratio = fmt.Sprintf("%.2fx", of.Ratio)
 		}
 		fmt.Fprintf(&b, row, of.Title, whole(of.Median.PerSecond), whole(of.Slowest), whole(of.Fastest), ratio,
+			strconv.FormatFloat(of.Median.PerTransaction, 'f', 1, 64),
 			fmt.Sprintf("%.1f us", of.Median.CPUMicros), whole(of.Median.Allocs), whole(of.Median.AllocBytes))
 	}
 	b.WriteString("\nratio: to the hand-written loop, of the same repetition, on the same input; CPU and memory: of this process\n")

@@ -67,10 +67,12 @@ func TestMeter(t *testing.T) {
 		m.done()
 	}
 	<-m.full
+	m.commit(1)
+	m.commit(2)
 	m.last = m.first.at.Add(3 * time.Second)
 	f, ok := m.figures()
-	if !ok || f.PerSecond != 1 || f.Seconds != 3 {
-		t.Errorf("figures %+v, %v, want 3 messages in 3 s", f, ok)
+	if !ok || f.PerSecond != 1 || f.Seconds != 3 || f.PerTransaction != 1.5 {
+		t.Errorf("figures %+v, %v, want 3 messages in 3 s and in 2 transactions", f, ok)
 	}
 }
 
