@@ -144,22 +144,14 @@ func (b *batch) start(ctx context.Context, i int) (pgx.Tx, error) {
 	if err := b.enter(idle); err != nil {
 		return nil, err
 	}
-	to, run := idle, (*run)(nil)
-	defer func() { b.leave(to, run) }()
-	var sql string
+	run := newRun(ctx, b, i)
 	switch b.sp {
 	case spNone:
-		sql = sqlSavepoint
+		run.prelude = []string{sqlSavepoint}
 	case spWritten:
-		sql = sqlRelease + "; " + sqlSavepoint
+		run.prelude = []string{sqlRelease, sqlSavepoint}
 	}
-	if sql != "" {
-		if err := b.control(ctx, sql); err != nil {
-			return nil, savepointError(err)
-		}
-	}
-	b.sp = spClean
-	to, run = running, newRun(b, i)
+	b.leave(running, run)
 	return run, nil
 }
 
@@ -230,6 +222,8 @@ func (b *batch) keep(i int, ok bool, result []byte) {
 func (b *batch) endRun(ctx context.Context, run *run, ok bool) error {
 	pg := b.conn.PgConn()
 	switch {
+	case run.broken != nil:
+		return run.broken
 	case b.conn.IsClosed():
 		return &lostError{errors.New("the connection was lost under the handler")}
 	case pg.IsBusy():
@@ -237,10 +231,14 @@ func (b *batch) endRun(ctx context.Context, run *run, ok bool) error {
 	case pg.TxStatus() == 'I':
 		return inbox.ErrTxEnded
 	}
-	failure := run.failure(pg.TxStatus() == 'E')
+	aborted := pg.TxStatus() == 'E'
+	failure := run.failure(aborted)
 	switch {
-	case !run.touched():
-		// Nothing reached the server; but a refused COMMIT is still a failure.
+	case len(run.prelude) > 0 && aborted:
+		return errors.New("a statement failed before the savepoint of the run")
+	case len(run.prelude) > 0, !run.touched():
+		// Nothing of the run reached the server. If there is a savepoint, it is
+		// the one before: going back to it would take another run's work along.
 	case !ok || failure != nil:
 		if err := b.control(ctx, sqlRollbackTo); err != nil {
 			return savepointError(err)

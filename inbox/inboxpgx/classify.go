@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -108,10 +110,19 @@ func (e *lostError) Unwrap() error { return e.err }
 
 // marked returns err, as a lostError when it came with the connection's end.
 func marked(conn *pgx.Conn, err error) error {
-	if err == nil || !conn.IsClosed() {
+	if err == nil || !conn.IsClosed() || unencodable(err) {
 		return err
 	}
 	return &lostError{err}
+}
+
+// unencodable tells that the arguments of a statement could not be encoded in
+// the middle of a round trip, for which pgx gives up the connection.
+func unencodable(err error) bool {
+	var early pgx.ErrPreprocessingBatch
+	var network net.Error
+	return errors.As(err, &early) && state(err) == "" && !errors.As(err, &network) && !isContext(err) &&
+		!errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, pgconn.ErrConnClosed)
 }
 
 // markedByPool is marked for statements on the pool itself, whose connection is

@@ -45,8 +45,10 @@
 //
 // A batch begins in one round trip: BEGIN, the time limits, the claims, the look
 // for parked duplicates, the first handler's savepoint. It ends in one: results,
-// claims given up, COMMIT. Between two handlers there is one for the savepoint.
-// A message alone costs two and the handler's own, and so does a bulk handler. A
+// claims given up, COMMIT. The savepoints of later messages travel in front of the
+// handlers' first statements when these are an Exec with arguments or a Query whose
+// text has succeeded on the connection before; otherwise one costs a round trip.
+// (A tracer of pgx sees such a statement as a batch.) A message alone costs two and the handler's own, and so does a bulk handler. A
 // batch of duplicates costs two: the claims, and the rows that are there. Duplicates
 // beside new messages, an expired key or a parked duplicate cost one or two more;
 // so does the failure of a handler. On a new

@@ -32,7 +32,7 @@ func TestRoundTrips(t *testing.T) {
 		{"one message that fails", 1, 2 + 1 + 1, func(r *rig, b inbox.Batch[pgx.Tx], keys []string) error {
 			return r.use(b, 0, false, effect(keys[0]))
 		}},
-		{"ten messages", 10, 2 + 10 + 9, func(r *rig, b inbox.Batch[pgx.Tx], keys []string) error { return runAll(r, b, keys, []byte("r")) }},
+		{"ten messages", 10, 2 + 10, func(r *rig, b inbox.Batch[pgx.Tx], keys []string) error { return runAll(r, b, keys, []byte("r")) }},
 		{"ten messages in bulk", 10, 2 + 1, func(r *rig, b inbox.Batch[pgx.Tx], keys []string) error {
 			err := r.use(b, 0, true, effect(keys[0]))
 			for i := 1; err == nil && i < len(keys); i++ {

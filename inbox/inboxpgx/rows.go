@@ -10,10 +10,16 @@ import (
 
 // rows are a run's rows: their error is noted, and they are closed with the run.
 type rows struct {
-	run *run
-	in  pgx.Rows // nil when err is set from the start
-	sql string
-	err error // of the run itself: over, or in use
+	run  *run
+	in   pgx.Rows // nil when err is set from the start
+	sql  string
+	args []any
+	own  bool  // of a statement with these arguments, not of a pgx.Batch
+	err  error // of the run itself: over, or in use
+
+	// results are what the rows came with, when the savepoint travelled in
+	// front of them.
+	results pgx.BatchResults
 }
 
 var _ pgx.Rows = (*rows)(nil)
@@ -47,6 +53,13 @@ func (s *rows) finish() {
 }
 
 func (s *rows) noted() {
+	if s.results != nil {
+		_ = s.results.Close() // Its error is that of the rows.
+		s.results = nil
+	}
+	if s.own && s.in.Err() == nil {
+		s.run.saw(s.sql, s.args)
+	}
 	_ = s.run.note(s.sql, s.in.Err())
 	if s.run.open == closer(s) {
 		s.run.open = nil

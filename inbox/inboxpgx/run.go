@@ -20,6 +20,7 @@ type run struct {
 	batch *batch
 	conn  *pgx.Conn
 	index int
+	ctx   context.Context // of Start, for methods that take none
 
 	dead    atomic.Bool
 	exposed atomic.Bool // the handler had the connection itself
@@ -27,7 +28,9 @@ type run struct {
 	// mu is held while something uses the connection. It is only ever tried:
 	// concurrent use is an error, as with pgx itself, and not a wait.
 	mu      sync.Mutex
-	used    bool // something may have reached the server
+	prelude []string // sets the run's savepoint; goes before its first statement
+	broken  error    // the savepoint could not be set: the batch is unusable
+	used    bool     // something may have reached the server
 	open    closer
 	failed  *inbox.StatementError // that the transaction is in error for
 	refused *inbox.StatementError // the first attempt to end the transaction
@@ -47,7 +50,9 @@ var (
 // unknownSQL stands for statements that did not pass the run.
 const unknownSQL = "(sent on the connection itself, text not known)"
 
-func newRun(b *batch, i int) *run { return &run{batch: b, conn: b.conn, index: i} }
+func newRun(ctx context.Context, b *batch, i int) *run {
+	return &run{batch: b, conn: b.conn, index: i, ctx: ctx}
+}
 
 // enter takes the connection for one call.
 func (r *run) enter() error {
@@ -158,7 +163,16 @@ func (r *run) exec(ctx context.Context, sql string, args ...any) (pgconn.Command
 	if err := r.enter(); err != nil {
 		return pgconn.CommandTag{}, err
 	}
-	tag, err := r.conn.Exec(ctx, sql, args...)
+	var tag pgconn.CommandTag
+	var err error
+	if len(args) > 0 && r.travels(sql, args) { // pgx runs texts without arguments in the simple protocol.
+		tag, err = r.execBehind(ctx, sql, args)
+	} else if err = r.ready(ctx); err == nil {
+		tag, err = r.conn.Exec(ctx, sql, args...)
+	}
+	if err == nil {
+		r.saw(sql, args)
+	}
 	return tag, r.leave(sql, err)
 }
 
@@ -174,10 +188,16 @@ func (r *run) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, err
 	if err != nil {
 		return &rows{run: r, err: err}, err
 	}
-	in, err := r.conn.Query(ctx, sql, args...)
-	out := &rows{run: r, in: in, sql: sql}
+	out := &rows{run: r, sql: sql, args: args, own: true}
+	if r.travels(sql, args) {
+		out.in, out.results, err = r.queryBehind(ctx, sql, args)
+	} else if err = r.ready(ctx); err == nil {
+		out.in, err = r.conn.Query(ctx, sql, args...)
+	}
 	if err == nil {
 		r.open = out
+	} else if out.in == nil {
+		out.err = err
 	}
 	return out, r.leave(sql, err)
 }
@@ -202,6 +222,9 @@ func (r *run) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if err := r.enter(); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
+	if err := r.ready(ctx); err != nil {
+		return pgx.FailedBatchResults(b, r.leave("", err))
+	}
 	out, free := newBatchResults(r, b), !r.conn.PgConn().IsBusy()
 	out.in = r.conn.SendBatch(ctx, b)
 	if free {
@@ -216,7 +239,11 @@ func (r *run) CopyFrom(ctx context.Context, table pgx.Identifier, columns []stri
 	if err := r.enter(); err != nil {
 		return 0, err
 	}
-	n, err := r.conn.CopyFrom(ctx, table, columns, source)
+	var n int64
+	err := r.ready(ctx)
+	if err == nil {
+		n, err = r.conn.CopyFrom(ctx, table, columns, source)
+	}
 	return n, r.leave("copy "+table.Sanitize()+" from stdin", err)
 }
 
@@ -228,17 +255,20 @@ func (r *run) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementD
 	if err := r.enter(); err != nil {
 		return nil, err
 	}
-	d, err := r.conn.Prepare(ctx, name, sql)
+	var d *pgconn.StatementDescription
+	err := r.ready(ctx)
+	if err == nil {
+		d, err = r.conn.Prepare(ctx, name, sql)
+	}
 	return d, r.leave(sql, err)
 }
 
 // LargeObjects implements pgx.Tx. Its statements do not pass the run; what they
 // do to the transaction is seen when the run ends.
 func (r *run) LargeObjects() pgx.LargeObjects {
-	if r.dead.Load() {
+	if r.Conn() == nil {
 		return closedTx().LargeObjects()
 	}
-	r.exposed.Store(true)
 	return r.batch.tx.LargeObjects()
 }
 
@@ -256,6 +286,12 @@ func (r *run) Conn() *pgx.Conn {
 		return nil
 	}
 	r.exposed.Store(true)
+	if err := r.enter(); err == nil { // Otherwise a statement is going on behind the savepoint.
+		if err := r.ready(r.ctx); err != nil && r.broken == nil {
+			r.broken = err // What follows is beyond our sight, and not under a savepoint.
+		}
+		r.mu.Unlock()
+	}
 	return r.conn
 }
 
@@ -273,7 +309,10 @@ func (r *run) Begin(ctx context.Context) (pgx.Tx, error) {
 	r.nested++
 	name := "ackafter_nested_" + strconv.Itoa(r.nested)
 	sql := "savepoint " + name
-	_, err := r.conn.Exec(ctx, sql)
+	err := r.ready(ctx)
+	if err == nil {
+		_, err = r.conn.Exec(ctx, sql)
+	}
 	if err = r.leave(sql, err); err != nil {
 		return nil, err
 	}

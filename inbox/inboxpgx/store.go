@@ -25,6 +25,7 @@ type Store struct {
 	pool      *pgxpool.Pool
 	isolation pgx.TxIsoLevel
 	sql       statements
+	describes bool // pgx asks for a description of each statement before it sends any
 
 	// frozen is set when transactions keep one snapshot (REPEATABLE READ and
 	// SERIALIZABLE): a parked row can then be there and not be seen.
@@ -81,7 +82,10 @@ func NewWithConfig(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{pool: pool, isolation: c.Isolation, sql: newStatements(c.Schema)}
+	s := &Store{
+		pool: pool, isolation: c.Isolation, sql: newStatements(c.Schema),
+		describes: pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeDescribeExec,
+	}
 	s.frozen.Store(c.Isolation == pgx.RepeatableRead || c.Isolation == pgx.Serializable)
 	return s, nil
 }

@@ -355,6 +355,22 @@ func endedContext[Tx any](s *storeSuite[Tx]) {
 	b.Abort()
 	s.handle(claim("k1"), nil)
 	s.wantEffects("k1", 1)
+	// The same after a neighbour that has written: its work is not to be undone.
+	b = s.begin(claims("k2", "k3")...)
+	s.work(b, 0, "k2", nil)
+	tx = s.start(b, 1)
+	if err := s.Exec(ctx, tx, insertEffect("k3")); err == nil {
+		s.Error("a statement with an ended context succeeds")
+	}
+	if err := b.Finish(s.ctx, 1, false, nil); err != nil {
+		b.Abort() // Unusable is allowed, half undone is not.
+	} else {
+		s.commit(b)
+	}
+	if row, work := s.hasRow(claim("k2").Key), s.count("select count(*) from effects where k = 'k2'"); row != (work == 1) {
+		s.Errorf("the neighbour has a row: %v, and %d effects", row, work)
+	}
+	s.wantRow(claim("k3").Key, false)
 }
 
 // 21. A context that ends while Begin waits for a key makes it return at once.
