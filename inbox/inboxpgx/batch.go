@@ -94,8 +94,8 @@ func (b *batch) enter(from phase) error {
 	return nil
 }
 
-// leave gives the connection up, to the run if there is one. An Abort that came meanwhile has ended the
-// batch.
+// leave gives the connection up, to the run if there is one. An Abort that came
+// meanwhile has ended the batch.
 func (b *batch) leave(to phase, run *run) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -26,7 +26,7 @@ func TestPostgres18(t *testing.T) {
 // The query modes of pgx in which no statement stays prepared, and those that
 // poolers need.
 var modes = []pgx.QueryExecMode{
-	pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
 }
 
 func TestPostgresModes(t *testing.T) {

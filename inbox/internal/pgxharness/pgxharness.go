@@ -78,9 +78,6 @@ func open(tb testing.TB, at Place, isolation string) *inboxtest.StoreFixture[pgx
 			return NewStore(tb, cutPool(tb, db, mode, reached), pgx.TxIsoLevel(isolation))
 		},
 	}
-	if pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeDescribeExec {
-		f.CutCommit = nil // COMMIT is described before it is sent: its text says nothing.
-	}
 	if db.Schema != "" {
 		f.Waiting = func(ctx context.Context) (n int64, err error) {
 			err = outside.QueryRow(ctx, `select count(*) from pg_stat_activity a
