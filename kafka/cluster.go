@@ -136,7 +136,7 @@ func (c *cluster) ask(ctx context.Context, f func(*wire.Conn) error) error {
 		}
 		errs = append(errs, err)
 	}
-	return fmt.Errorf("no broker answers: %w", errors.Join(errs...))
+	return fmt.Errorf("no broker can be used: %w", errors.Join(errs...))
 }
 
 // candidates are the brokers to try, in random order: those that are known,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
 )
@@ -16,6 +17,7 @@ type group struct {
 	member  string // of the last generation
 	trouble trouble
 	backoff backoff
+	flaps   backoff // between generations that end at once
 }
 
 // joinGroup starts the membership; the connections are those of dialer, which
@@ -40,6 +42,7 @@ func (s *Source) joinGroup() (*group, error) {
 		Source: s, members: members,
 		trouble: trouble{log: s.log, what: "join the group"},
 		backoff: backoff{most: s.cfg.MaxBackoff},
+		flaps:   backoff{most: s.cfg.MaxBackoff},
 	}, nil
 }
 
@@ -77,8 +80,14 @@ func (g *group) run(ctx context.Context) {
 func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 	se := newSession(g.Source, gen, assignment(gen))
 	g.enter(se)
+	began := time.Now()
 	se.run(ctx, revoked)
 	g.leave(se)
+	if se.over.given() && time.Since(began) < time.Second {
+		g.flaps.sleep(ctx) // a coordinator that refuses whom it let in must not make a hot loop
+	} else {
+		g.flaps.reset()
+	}
 
 	// If the generation ended because the coordinator is gone, the member waits
 	// here until there is one: joining without would cost the member its id, and

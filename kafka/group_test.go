@@ -268,6 +268,22 @@ func TestFencedCommit(t *testing.T) {
 	awaitCommitted(t, c, "orders", 0, 1)
 }
 
+// A coordinator that lets the member in and then refuses what it sends must not
+// make a hot loop.
+func TestFlapping(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	c.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Err: kerr.IllegalGeneration, Count: -1})
+	cfg := quick(t)
+	cfg.MaxBackoff = time.Second
+	s := openSource(t, c, []string{"orders"}, cfg)
+	eventually(t, "the first refusal", func() bool { return s.Stats().CommitErrors > 0 })
+	<-time.After(2 * time.Second)
+	if n := s.Stats().Rebalances; n > 10 {
+		t.Errorf("%d generations in two seconds", n)
+	}
+}
+
 func TestNewPartitions(t *testing.T) {
 	t.Parallel()
 	c := newFake(t, kfake.SeedTopics(1, "orders"))

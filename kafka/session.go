@@ -35,6 +35,16 @@ type once struct {
 
 func (o *once) signal() { o.do.Do(func() { close(o.c) }) }
 
+// given tells whether the signal was given.
+func (o *once) given() bool {
+	select {
+	case <-o.c:
+		return true
+	default:
+		return false
+	}
+}
+
 // assignment returns the partitions of a generation, in order.
 func assignment(gen *kafkago.Generation) []topicPartition {
 	var tps []topicPartition
@@ -240,13 +250,11 @@ func (se *session) waitDrained(ctx context.Context, drained <-chan struct{}) {
 // lastCommit commits what is done, before the generation ends. It has what the
 // session's timeout leaves after draining.
 func (se *session) lastCommit() error {
-	select {
-	case <-se.over.c:
+	if se.over.given() { // nobody takes it any more
 		if len(se.ledger.uncommitted()) > 0 {
 			return errGenerationOver
 		}
 		return nil
-	default:
 	}
 	ctx, cancel := context.WithTimeout(se.ctx, max((se.cfg.SessionTimeout-se.cfg.DrainTimeout)/2, time.Millisecond))
 	defer cancel()

@@ -14,7 +14,7 @@ const remindEvery = 30 * time.Second
 // goroutine.
 type trouble struct {
 	log   *slog.Logger
-	what  string // what is not possible
+	what  string // what fails
 	tries int
 	since time.Time
 	last  time.Time // logged
@@ -30,7 +30,7 @@ func (t *trouble) note(ctx context.Context, err error, args ...any) int {
 	if t.tries == 1 || now.Sub(t.last) >= remindEvery {
 		t.last = now
 		args = append(args, "what", t.what, "error", err, "attempt", t.tries, "for", now.Sub(t.since).Round(time.Millisecond))
-		t.log.WarnContext(ctx, "kafka: not possible now, trying again", args...)
+		t.log.WarnContext(ctx, "kafka: failed, trying again", args...)
 	}
 	return t.tries
 }
@@ -48,6 +48,6 @@ func (t *trouble) over(ctx context.Context) {
 	if t.tries == 0 {
 		return
 	}
-	t.log.InfoContext(ctx, "kafka: possible again", "what", t.what, "attempts", t.tries, "after", t.lasts().Round(time.Millisecond))
+	t.log.InfoContext(ctx, "kafka: works again", "what", t.what, "attempts", t.tries, "after", t.lasts().Round(time.Millisecond))
 	t.tries = 0
 }
