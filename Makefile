@@ -6,7 +6,8 @@
 #                comparison of bench/ (BENCHFLAGS='-events 200000 -reps 9')
 # make services  starts the servers and leaves them running; make services-down stops them
 #
-# TESTFLAGS is handed to go test: make test TESTFLAGS='-v -run Kafka'.
+# TESTFLAGS is handed to go test: make test TESTFLAGS='-v -run Kafka', and
+# BENCHFLAGS to the comparison in bench: make bench BENCHFLAGS='-only loop,batch'.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -22,6 +23,7 @@ GOLANGCI_VERSION := 2.12.2
 RACE = $(if $(shell command -v $$(go env CC)),-race)
 TIMEOUT ?= 14m
 TESTFLAGS ?=
+BENCHFLAGS ?=
 BENCHFLAGS ?=
 
 .PHONY: test unit soak linter lint bench services services-down test-modules bench-modules \
