@@ -1,6 +1,7 @@
 // Package inboxpgx keeps an inbox in PostgreSQL through pgx v5: handlers get a
-// [pgx.Tx]. PostgreSQL 15 to 18 are tested, with every query mode of pgx, at
-// every isolation level, and behind PgBouncer in transaction mode.
+// [pgx.Tx]. It is for PostgreSQL 15 to 18; the oldest and the newest are tested,
+// with and without prepared statements, at every isolation level, and behind
+// PgBouncer in transaction mode.
 //
 //	pool, err := pgxpool.New(ctx, url)
 //	store, err := inboxpgx.New(pool)
@@ -37,9 +38,9 @@
 //
 // Settings that a handler makes for the transaction (SET LOCAL, set_config)
 // last until the batch ends, so the handlers of later messages of the batch see
-// them. Handlers that depend on such settings set them first thing, each time;
-// handlers that change search_path or the role need Config.Schema and a role
-// that may write the inbox tables.
+// them. Handlers that depend on such settings set them first thing, each time, or
+// run alone (inbox.Config.BatchSize 1); handlers that change search_path or the
+// role need Config.Schema and a role that may write the inbox tables.
 //
 // # Round trips
 //
