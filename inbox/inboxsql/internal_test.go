@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -247,5 +248,29 @@ func TestSQLiteDSN(t *testing.T) {
 		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// Two batches that take the same keys take them in one order.
+func TestSortedClaims(t *testing.T) {
+	t.Parallel()
+	var cs []inbox.Claim
+	for _, k := range []inbox.Key{
+		{Tenant: "b", Consumer: "a", MessageKey: "a"}, {Consumer: "b", MessageKey: "a"}, {Consumer: "a", MessageKey: "é"},
+		{Consumer: "a", MessageKey: "b"}, {Consumer: "a", MessageKey: "B"}, {Consumer: "a", MessageKey: "a b"},
+		{Consumer: "a", MessageKey: strings.Repeat("a", 600)}, {Consumer: "B", MessageKey: "z"},
+	} {
+		cs = append(cs, inbox.Claim{Key: k})
+	}
+	sorted, err := sortedClaims(cs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []int
+	for _, c := range sorted {
+		got = append(got, c.entry)
+	}
+	if want := []int{7, 4, 5, 6, 3, 2, 1, 0}; !slices.Equal(got, want) {
+		t.Errorf("order %v, want %v", got, want)
 	}
 }

@@ -35,7 +35,7 @@ func (l *link) do(ctx context.Context, query string, call func(ctx context.Conte
 	}
 	err := ctx.Err() // Some drivers call an ended context a bad connection.
 	if err == nil {
-		joined, done := l.s.join(ctx)
+		joined, done := l.join(ctx)
 		if err = call(joined, done); err != nil {
 			done()
 		}
@@ -43,10 +43,14 @@ func (l *link) do(ctx context.Context, query string, call func(ctx context.Conte
 	return l.note(ctx, query, err)
 }
 
-// join returns a context that ends with ctx, or when the session is cut.
-func (s *session) join(ctx context.Context) (context.Context, func()) {
+// join returns a context for a statement: for a handler's, one that also ends when
+// the session is cut.
+func (l *link) join(ctx context.Context) (context.Context, func()) {
+	if l.run == nil {
+		return l.s.unhurried(ctx), func() {}
+	}
 	joined, cancel := context.WithCancel(ctx)
-	unhook := context.AfterFunc(s.cutCtx, cancel)
+	unhook := context.AfterFunc(l.s.cutCtx, cancel)
 	return joined, func() {
 		unhook()
 		cancel()

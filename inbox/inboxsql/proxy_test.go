@@ -12,7 +12,8 @@ import (
 )
 
 // cutCommits starts a proxy in front of PostgreSQL that breaks a connection when
-// a COMMIT comes along: before the server has it, or, reached, when the server
+// a COMMIT, or anything else with that word, comes along: before the server has
+// it, or, reached, when the server
 // has answered, and without the answer. It returns the proxy's address.
 func cutCommits(tb testing.TB, server string, reached bool) (host string, port uint16) {
 	tb.Helper()
@@ -88,7 +89,7 @@ func proxy(ctx context.Context, client net.Conn, address string, reached bool) {
 		if err != nil {
 			return
 		}
-		if message[0] == 'Q' && bytes.Contains(message, []byte("commit")) {
+		if bytes.Contains(message, []byte("commit")) {
 			if !reached {
 				return
 			}

@@ -53,10 +53,7 @@ var (
 func borrow(ctx context.Context, db *sql.DB, autoRollback bool) (*session, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("get a connection: %w", err)
-		}
-		return nil, fmt.Errorf("get a connection: %w", &unavailableError{err})
+		return nil, connectError(ctx, err)
 	}
 	s := &session{
 		turn:         make(chan struct{}, 1),
@@ -80,6 +77,15 @@ func borrow(ctx context.Context, db *sql.DB, autoRollback bool) (*session, error
 		return nil, fmt.Errorf("get a connection: %w", err)
 	}
 	return s, nil
+}
+
+// connectError is the error of a connection that was not to be had: that is the
+// database's fault, unless the caller did not wait.
+func connectError(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		err = &unavailableError{err}
+	}
+	return fmt.Errorf("get a connection: %w", err)
 }
 
 // hold keeps the driver's connection for as long as the session lasts: it may
@@ -168,6 +174,7 @@ func (s *session) execHeld(ctx context.Context, query string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	ctx = s.unhurried(ctx)
 	if x, ok := s.raw.(driver.ExecerContext); ok {
 		_, err := x.ExecContext(ctx, query, nil)
 		if !errors.Is(err, driver.ErrSkip) {
@@ -180,6 +187,16 @@ func (s *session) execHeld(ctx context.Context, query string) error {
 	}
 	_, err = stmtExec(ctx, st, nil)
 	return errors.Join(err, st.Close())
+}
+
+// unhurried is the context for statements of the store's own that wait for
+// nobody: those of the one writer of a file. To be able to interrupt each of them
+// would cost more than they do.
+func (s *session) unhurried(ctx context.Context) context.Context {
+	if s.autoRollback && s.open {
+		return context.WithoutCancel(ctx)
+	}
+	return ctx
 }
 
 // note looks at the error of a statement; the caller holds the turn. It returns

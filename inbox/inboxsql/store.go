@@ -147,12 +147,17 @@ func (s *Store) Check(ctx context.Context) error {
 	return nil
 }
 
-func (s *Store) check(ctx context.Context) error {
-	if err := s.d.check(ctx, s.db); err != nil {
+func (s *Store) check(ctx context.Context) (err error) {
+	conn, err := s.db.Conn(ctx) // Settings are one connection's.
+	if err != nil {
+		return connectError(ctx, err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	if err := s.d.check(ctx, conn); err != nil {
 		return err
 	}
 	var have int
-	if err := s.db.QueryRowContext(ctx, s.d.sql(`select version from @inbox_schema`)).Scan(&have); err != nil {
+	if err := conn.QueryRowContext(ctx, s.d.sql(`select version from @inbox_schema`)).Scan(&have); err != nil {
 		if errors.Is(err, sql.ErrNoRows) {
 			return inbox.ErrNoSchema
 		}

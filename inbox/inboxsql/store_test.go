@@ -163,6 +163,8 @@ var schemas atomic.Int64
 type postgresFixture struct {
 	*inboxtest.StoreFixture[*sql.Tx]
 	DB *sql.DB
+	// Cut is CutCommit, with what the store needs.
+	Cut func(tb testing.TB, reached bool) (*inboxsql.Store, *sql.DB)
 }
 
 func openPostgres(tb testing.TB, url, isolation string, mode pgx.QueryExecMode) postgresFixture {
@@ -205,17 +207,23 @@ func openPostgres(tb testing.TB, url, isolation string, mode pgx.QueryExecMode) 
 		// Waits until the backend has ended.
 		return f.Outside(ctx, fmt.Sprintf("select pg_terminate_backend(%d, 10000)", pid))
 	}
-	f.CutCommit = func(tb testing.TB, reached bool) inbox.Store[*sql.Tx] {
+	cut := func(tb testing.TB, reached bool) (*inboxsql.Store, *sql.DB) {
 		tb.Helper()
 		through := cfg.Copy()
 		through.Host, through.Port = cutCommits(tb, fmt.Sprintf("%s:%d", cfg.Host, cfg.Port), reached)
 		through.Fallbacks = nil
-		return newPostgresStore(tb, openConfig(tb, through), isolation)
+		db := openConfig(tb, through)
+		return newPostgresStore(tb, db, isolation), db
+	}
+	f.CutCommit = func(tb testing.TB, reached bool) inbox.Store[*sql.Tx] {
+		tb.Helper()
+		store, _ := cut(tb, reached)
+		return store
 	}
 	f.Waiting = func(ctx context.Context) (int64, error) {
 		return f.OutsideCount(ctx, "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = '"+schema+"'")
 	}
-	return postgresFixture{f, db}
+	return postgresFixture{f, db, cut}
 }
 
 // hiddenPostgres makes PostgreSQL see a COMMIT, and the store a string.

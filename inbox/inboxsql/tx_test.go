@@ -466,3 +466,75 @@ func TestWrongUse(t *testing.T) {
 		}
 	})
 }
+
+// A handler that gets around everything, rolls back, begins a transaction of its
+// own and even makes the savepoint: the batch's claims are gone, and so what is
+// open now must not be committed.
+//
+// case D8.
+func TestTransactionReplaced(t *testing.T) {
+	t.Parallel()
+	ways := map[string][]string{
+		"SQLite":     {hiddenSQLite + "rollback; begin; savepoint ackafter_run"},
+		"PostgreSQL": {"set local standard_conforming_strings = off", `select 'a\''; rollback; begin; savepoint ackafter_run; select ''`},
+	}
+	bothStores(t, func(t *testing.T, store *inboxsql.Store, db *sql.DB) {
+		b := begin(t, store, "k1", "k2")
+		mustExec(t, start(t, b, 0), "insert into effects (k) values ('k1')")
+		if err := b.Finish(t.Context(), 0, true, nil); err != nil {
+			t.Fatal(err)
+		}
+		tx := start(t, b, 1)
+		for _, query := range ways[t.Name()[strings.LastIndex(t.Name(), "/")+1:]] {
+			mustExec(t, tx, query)
+		}
+		mustExec(t, tx, "insert into effects (k) values ('k2')")
+		_ = b.Finish(t.Context(), 1, true, nil) // It cannot know.
+		if err := b.Commit(t.Context()); !errors.Is(err, inbox.ErrNotCommitted) || !errors.Is(err, inbox.ErrTxEnded) {
+			t.Errorf("Commit: %v, want ErrNotCommitted and ErrTxEnded", err)
+		}
+		if n := count(t, db, "select (select count(*) from effects) + (select count(*) from inbox)"); n != 0 {
+			t.Errorf("%d rows are there", n)
+		}
+	})
+}
+
+// A connection that breaks without a word is the database's fault, and it is not
+// used again.
+func TestConnectionBreaks(t *testing.T) {
+	t.Parallel()
+	for _, reached := range []bool{false, true} {
+		for _, query := range []string{"select 'commit'", "insert into effects (k) values ('commit') returning k"} {
+			f := openPostgres(t, postgresURL(t), "", pgx.QueryExecModeCacheStatement)
+			mustExec(t, f.DB, "create table effects (k text not null)")
+			store, db := f.Cut(t, reached)
+			b := begin(t, store, "k")
+			tx := start(t, b, 0)
+			var k string
+			err := tx.QueryRowContext(t.Context(), query).Scan(&k)
+			if err == nil || store.Classify(err) != inbox.ClassUnavailable {
+				t.Errorf("query: %v: class %d, want ClassUnavailable", err, store.Classify(err))
+			}
+			if _, err = tx.ExecContext(t.Context(), "select 1"); err == nil || store.Classify(err) != inbox.ClassUnavailable {
+				t.Errorf("exec: %v: class %d, want ClassUnavailable", err, store.Classify(err))
+			}
+			err = b.Finish(t.Context(), 0, true, nil)
+			if store.Classify(err) != inbox.ClassUnavailable || errors.Is(err, inbox.ErrSwallowed) || errors.Is(err, inbox.ErrTxEnded) {
+				t.Errorf("Finish: %v: class %d, want ClassUnavailable", err, store.Classify(err))
+			}
+			b.Abort()
+			if n := db.Stats().OpenConnections; n != 0 {
+				t.Errorf("%d connections are kept", n)
+			}
+			b = begin(t, store, "k")
+			tx = start(t, b, 0)
+			if _, err = tx.ExecContext(t.Context(), query); err == nil || store.Classify(err) != inbox.ClassUnavailable {
+				t.Errorf("exec: %v: class %d, want ClassUnavailable", err, store.Classify(err))
+			}
+			b.Abort()
+			if n := count(t, f.DB, "select (select count(*) from effects) + (select count(*) from inbox)"); n != 0 {
+				t.Errorf("%d rows are there", n)
+			}
+		}
+	}
+}

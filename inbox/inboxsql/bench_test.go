@@ -1,0 +1,108 @@
+package inboxsql_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/ackafter/ackafter/inbox"
+	"github.com/ackafter/ackafter/inbox/inboxsql"
+)
+
+// BenchmarkBatch measures batches with one insert a message, beside the same
+// statements written by hand: BEGIN, INSERT .. ON CONFLICT and the insert for
+// each message, COMMIT. SQLite syncs each commit to the disk.
+func BenchmarkBatch(b *testing.B) {
+	for _, size := range []int{1, 50} {
+		b.Run(fmt.Sprintf("SQLite/%d", size), func(b *testing.B) {
+			db, _ := newSQLite(b)
+			benchmark(b, db, size)
+		})
+		b.Run(fmt.Sprintf("PostgreSQL/%d", size), func(b *testing.B) {
+			benchmark(b, openPostgres(b, postgresURL(b), "", pgx.QueryExecModeCacheStatement).DB, size)
+		})
+	}
+}
+
+func benchmark(b *testing.B, db *sql.DB, size int) {
+	b.Helper()
+	if _, err := db.ExecContext(b.Context(), "create table effects (k text not null)"); err != nil {
+		b.Fatal(err)
+	}
+	store, err := inboxsql.New(db)
+	if err != nil {
+		b.Fatal(err)
+	}
+	n := 0
+	keys := func() []string {
+		all := make([]string, size)
+		for i := range all {
+			n++
+			all[i] = fmt.Sprintf("%x-%d", n*2654435761%(1<<32), n)
+		}
+		return all
+	}
+	for name, handle := range map[string]func(ctx context.Context, keys []string) error{
+		"inbox":   func(ctx context.Context, keys []string) error { return handleBatch(ctx, store, keys) },
+		"by hand": func(ctx context.Context, keys []string) error { return byHand(ctx, db, keys) },
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if err := handle(b.Context(), keys()); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(b.N*size)/b.Elapsed().Seconds(), "messages/s")
+		})
+	}
+}
+
+func handleBatch(ctx context.Context, store *inboxsql.Store, keys []string) error {
+	claims := make([]inbox.Claim, len(keys))
+	for i, k := range keys {
+		claims[i] = claimOf(k)
+	}
+	batch, err := store.Begin(ctx, claims, inbox.BeginOptions{LockTimeout: 5 * time.Second, IdleTimeout: time.Minute})
+	if err != nil {
+		return err
+	}
+	defer batch.Abort()
+	for i, k := range keys {
+		tx, err := batch.Start(ctx, i)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, "insert into effects values ($1)", k); err != nil {
+			return err
+		}
+		if err := batch.Finish(ctx, i, true, nil); err != nil {
+			return err
+		}
+	}
+	return batch.Commit(ctx)
+}
+
+func byHand(ctx context.Context, db *sql.DB, keys []string) error {
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	for _, k := range keys {
+		r, err := tx.ExecContext(ctx, "insert into inbox (consumer, message_key, processed_at) values ('hand', $1, current_timestamp) on conflict do nothing", k)
+		if err != nil {
+			return err
+		}
+		if n, err := r.RowsAffected(); err != nil || n != 1 {
+			return fmt.Errorf("%d rows, %w", n, err)
+		}
+		if _, err := tx.ExecContext(ctx, "insert into effects values ($1)", k); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
