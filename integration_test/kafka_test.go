@@ -31,10 +31,10 @@ type pipeline struct {
 	url   string
 }
 
-func newPipeline(t *testing.T, partitions int) *pipeline {
+func newPipeline(t *testing.T) *pipeline {
 	t.Helper()
 	url := servers.Postgres(t)
-	p := &pipeline{t: t, topic: newTopic(t, servers.Kafka(t), partitions), pool: openPool(t, url), url: url}
+	p := &pipeline{t: t, topic: newTopic(t, servers.Kafka(t), 1), pool: openPool(t, url), url: url}
 	if _, err := p.pool.Exec(t.Context(), "create table effects (key text not null)"); err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +147,7 @@ func k1Handler(slow time.Duration, started, ended func()) inbox.Handler[pgx.Tx] 
 // case K1: offsets neither overtake nor go back.
 func TestOffsetsNeitherOvertakeNorGoBack(t *testing.T) {
 	t.Parallel()
-	p := newPipeline(t, 1)
+	p := newPipeline(t)
 	p.produce(10)
 	var slowDone atomic.Bool
 	stop := p.run(k1Handler(2*time.Second, func() {}, func() { slowDone.Store(true) }), &inbox.Config{Workers: 4})
@@ -181,7 +181,7 @@ func TestOffsetsNeitherOvertakeNorGoBack(t *testing.T) {
 // case K1, second half: kill -9 while offset 3 is in work.
 func TestOffsetsAfterKill(t *testing.T) {
 	t.Parallel()
-	p := newPipeline(t, 1)
+	p := newPipeline(t)
 	p.produce(10)
 	self, err := os.Executable()
 	if err != nil {
@@ -219,7 +219,7 @@ func k1Child(ctx context.Context) error {
 // case K6: somebody else's cancel is a failure like any other.
 func TestForeignCancel(t *testing.T) {
 	t.Parallel()
-	p := newPipeline(t, 1)
+	p := newPipeline(t)
 	p.produce(10)
 	var failed, early atomic.Bool
 	stop := p.run(func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
@@ -230,7 +230,7 @@ func TestForeignCancel(t *testing.T) {
 			return fmt.Errorf("ask the stock: %w", err)
 		}
 		if m.Position.Offset == 5 {
-			early.Store(p.committed() > 5)
+			early.Store(p.committed() > 5) //nolint:contextcheck // The test asks, not the handler.
 		}
 		return effect(ctx, tx, m)
 	}, nil)
@@ -249,7 +249,7 @@ func TestShutdownIsNotAFailure(t *testing.T) {
 	t.Parallel()
 	t.Run("rolled back", func(t *testing.T) {
 		t.Parallel()
-		p := newPipeline(t, 1)
+		p := newPipeline(t)
 		p.produce(1)
 		started := make(chan struct{}, 9)
 		stop := p.run(func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
@@ -292,7 +292,7 @@ func TestShutdownIsNotAFailure(t *testing.T) {
 	})
 	t.Run("the ack still leaves", func(t *testing.T) {
 		t.Parallel()
-		p := newPipeline(t, 1)
+		p := newPipeline(t)
 		p.produce(1)
 		started := make(chan struct{}, 9)
 		stop := p.run(func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {

@@ -112,7 +112,7 @@ func killpointChild(ctx context.Context) error {
 		return err
 	}
 	defer pool.Close()
-	real, err := inboxpgx.New(pool)
+	store, err := inboxpgx.New(pool)
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func killpointChild(ctx context.Context) error {
 	if os.Getenv("CHILD_BATCH") == "1" {
 		batch = 1
 	}
-	consumer, err := inbox.New(mortalStore{real}, "killpoints", keyfunc.JSON("id"), handler, &inbox.Config{Workers: 2, BatchSize: batch})
+	consumer, err := inbox.New(mortalStore{store}, "killpoints", keyfunc.JSON("id"), handler, &inbox.Config{Workers: 2, BatchSize: batch})
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"os/signal"
 	"syscall"
 	"testing"
+
+	"github.com/ackafter/ackafter/integration_test/servers"
 )
 
 // children are the main functions of this binary when a test starts it again as
@@ -19,7 +21,11 @@ var children = map[string]func(context.Context) error{
 func TestMain(m *testing.M) {
 	child, ok := children[os.Getenv("ACKAFTER_CHILD")]
 	if !ok {
-		os.Exit(m.Run())
+		code := m.Run()
+		if err := servers.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(code)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
