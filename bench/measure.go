@@ -43,12 +43,12 @@ func measure(ctx context.Context, s addresses, o options, contestants []chain, m
 	}
 	defer b.topic.remove(ctx)
 
-	contestants = choose(contestants, o.only)
+	chosen := choose(contestants, o.only)
 	for rep := range o.reps {
 		// Everybody is once first: whoever comes after another one is not always
 		// the same.
-		for i := range contestants {
-			if err := b.run(ctx, contestants[(rep+i)%len(contestants)], rep, r); err != nil {
+		for i := range chosen {
+			if err := b.run(ctx, chosen[(rep+i)%len(chosen)], rep, r); err != nil {
 				return nil, err
 			}
 		}

@@ -86,7 +86,7 @@ func (r *report) result(name string) *result {
 }
 
 // conclude computes what follows from the runs: new messages first, then
-// replays, each in the order of the contestants.
+// replays, each in the order of the contestants, of which some may not have run.
 func (r *report) conclude(contestants []chain) {
 	r.LoadAfter = load()
 	names := passNames(contestants)

@@ -41,6 +41,27 @@ func TestRatioIsOfTheSameRepetition(t *testing.T) {
 	}
 }
 
+// New messages come first, also when a baseline was not run.
+func TestOrderOfResults(t *testing.T) {
+	t.Parallel()
+	r := newReport(options{events: minEvents, reps: 1})
+	for _, c := range slices.Backward(chains()) {
+		for _, p := range c.passes {
+			if p.name != "loop-replay" {
+				r.add(p, figures{PerSecond: 1})
+			}
+		}
+	}
+	r.conclude(chains())
+	var got []string
+	for _, of := range r.Results {
+		got = append(got, of.Name)
+	}
+	if !slices.Equal(got, []string{"loop", "single", "batch", "bulk", "bulk500", "batch-replay"}) {
+		t.Errorf("order %q", got)
+	}
+}
+
 func TestChoose(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct{ only, want []string }{
