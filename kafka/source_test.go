@@ -329,7 +329,7 @@ func TestTopicCreatedAnew(t *testing.T) {
 		if e := await(t, events.resets); e.Reason != ResetRecreated {
 			t.Errorf("event is %+v", e)
 		}
-		<-out.Context().Done()
+		eventually(t, "the delivery of the topic that is gone is lost", func() bool { return out.Context().Err() != nil })
 		if err := out.Ack(t.Context()); !errors.Is(err, broker.ErrLost) {
 			t.Errorf("ack of the topic that is gone: got %v, want ErrLost", err)
 		}
