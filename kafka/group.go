@@ -82,7 +82,7 @@ func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 	g.enter(se)
 	began := time.Now()
 	se.run(ctx, revoked)
-	g.leave(se)
+	g.leave()
 	if se.over.given() && time.Since(began) < time.Second {
 		g.flaps.sleep(ctx) // a coordinator that refuses whom it let in must not make a hot loop
 	} else {

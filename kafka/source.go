@@ -196,7 +196,7 @@ func (s *Source) enter(se *session) {
 }
 
 // leave ends being the current one.
-func (s *Source) leave(*session) {
+func (s *Source) leave() {
 	s.mu.Lock()
 	s.session, s.joined = nil, false
 	s.mu.Unlock()
