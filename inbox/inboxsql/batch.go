@@ -264,10 +264,15 @@ func (b *batch) abort(ctx context.Context) {
 		return
 	}
 	b.s.cut()
+	if b.run == nil {
+		<-b.s.turn // Nobody keeps it for long.
+		b.tidy(ctx)
+		return
+	}
 	select {
 	case <-b.s.turn:
 		b.tidy(ctx)
-	default:
+	default: // The handler is in a statement.
 		go func() {
 			<-b.s.turn
 			b.tidy(ctx)

@@ -215,6 +215,7 @@ func (b *batch) lookForParked(ctx context.Context) error {
 }
 
 // Claim takes a key inside a transaction that the caller owns, see inbox.Store.
+// Config.Timeout does not bound it: how long it may wait is the caller's to say.
 //
 // With SQLite the transaction should have begun as a writer, as it does with
 // SQLiteDSN (_txlock=immediate): one that has read before may not be able to
@@ -232,15 +233,13 @@ func (s *Store) Claim(ctx context.Context, tx *sql.Tx, consumer, key string, opt
 	if err != nil {
 		return inbox.Entry{}, fmt.Errorf("inboxsql: claim: %w", err)
 	}
-	ctx, cancel := s.bound(ctx, 0)
-	defer cancel()
 	e, err := s.claim(ctx, tx, sorted)
 	if err != nil {
 		err = s.d.explain(ctx, tx, marked(err))
 		if s.d.lockTimedOut(err) && ctx.Err() == nil {
 			err = fmt.Errorf("%w: %w", inbox.ErrInFlight, err)
 		}
-		return inbox.Entry{}, fmt.Errorf("inboxsql: claim: %w", s.timedOut(ctx, err))
+		return inbox.Entry{}, fmt.Errorf("inboxsql: claim: %w", err)
 	}
 	return e, nil
 }
@@ -290,14 +289,12 @@ func (s *Store) SaveResult(ctx context.Context, tx *sql.Tx, consumer, key string
 	if err != nil {
 		return fmt.Errorf("inboxsql: save result: %w", err)
 	}
-	ctx, cancel := s.bound(ctx, 0)
-	defer cancel()
 	n, err := affected(tx.ExecContext(ctx,
 		s.d.sql(`update @inbox set result = $1 where tenant = $2 and consumer = $3 and message_key = $4`),
 		bytesOrNull(result), c.Tenant, c.Consumer, sorted[0].key))
 	switch {
 	case err != nil:
-		return fmt.Errorf("inboxsql: save result: %w", s.timedOut(ctx, s.d.explain(ctx, tx, marked(err))))
+		return fmt.Errorf("inboxsql: save result: %w", s.d.explain(ctx, tx, marked(err)))
 	case n == 0:
 		return fmt.Errorf("inboxsql: save result of consumer %q: the key: %w", consumer, inbox.ErrNotFound)
 	}

@@ -21,12 +21,13 @@
 // transaction, and so may be the work of other messages. It is a real *sql.Tx,
 // over the connection that the store holds, and it knows its place:
 //
-//   - Commit, Rollback and the SQL statements that begin or end a transaction are
-//     refused, and the run fails with inbox.ErrTxEnded. (A Rollback by a handler
-//     that then returns an error, as "defer tx.Rollback()" does, is taken as what
-//     it means: the run has failed.) Should such a statement get through by a way
-//     that the store does not know, a deferred foreign key that points nowhere
-//     makes the database refuse the COMMIT.
+//   - Commit, Rollback and SQL statements that begin or end a transaction are
+//     refused with ErrRefused, and the run has failed, even if the handler ignores
+//     the error. (The usual "defer tx.Rollback()" is harmless only in a handler
+//     that returns an error: take it out.) Should such a statement get through by
+//     a way that the store does not know, a deferred foreign key that points
+//     nowhere makes the database refuse the COMMIT, and Finish or Commit say
+//     inbox.ErrTxEnded.
 //   - Savepoints are the handler's to use.
 //   - A statement that failed fails the run, even if the handler ignores the
 //     error (inbox.ErrSwallowed, with the statement), unless the handler rolled

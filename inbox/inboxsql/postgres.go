@@ -69,7 +69,7 @@ func (d postgres) open(ctx context.Context, s *session, o inbox.BeginOptions) er
 	if d.level != "" {
 		b.WriteString(" isolation level " + d.level)
 	}
-	b.WriteString(` read write;
+	b.WriteString(`;
 		select set_config('ackafter.lock_timeout', current_setting('lock_timeout'), true),
 			set_config('ackafter.statement_timeout', current_setting('statement_timeout'), true);` + bounds(o.LockTimeout))
 	if o.IdleTimeout > 0 {

@@ -128,7 +128,7 @@ func (s *session) release(reuse bool) {
 // one that a handler keeps busy (a goroutine that reads Rows for ever) is left
 // to itself.
 func (s *session) awaitRuns() {
-	patience := time.NewTimer(time.Second)
+	patience := time.NewTimer(100 * time.Millisecond)
 	defer patience.Stop()
 	for _, r := range s.runs {
 		select {

@@ -53,9 +53,10 @@ type Config struct {
 	Isolation sql.IsolationLevel
 
 	// Timeout bounds what the store itself does with the database: each method
-	// as a whole, beyond LockTimeout, and where the caller's context does not
-	// end earlier. It does not bound the statements of handlers. When it ends,
-	// the database counts as unavailable. Default 30 s. Negative: no bound.
+	// as a whole, beyond LockTimeout, where the caller's context does not end
+	// earlier. It bounds neither the statements of handlers nor Claim and
+	// SaveResult, which work in the caller's transaction. When it ends, the
+	// database counts as unavailable. Default 30 s. Negative: no bound.
 	Timeout time.Duration
 }
 
