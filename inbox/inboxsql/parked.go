@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/ackafter/ackafter/broker"
 	"github.com/ackafter/ackafter/inbox"
@@ -29,7 +30,7 @@ func park(ctx context.Context, q querier, d dialect, p inbox.Parked) error {
 		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, {time 16}, {time 17}, $18, {now}, {now})
 		on conflict (tenant, consumer, message_key, fingerprint) do nothing`),
 		p.Tenant, p.Consumer, column.Key(p.MessageKey), append([]byte{}, p.Fingerprint...), []byte(p.Lane),
-		string(p.State), string(p.Reason), column.Text(p.Error, maxError), p.Attempts,
+		string(p.State), string(p.Reason), column.Text(p.Error, maxError), min(p.Attempts, math.MaxInt32),
 		column.Text(m.ID, maxText), column.Text(m.Source, maxText), positionOrNull(m.Position),
 		bytesOrNull(m.Key), bytesOrNull(column.EncodeHeaders(m.Headers)), bytesOrNull(m.Body),
 		microsOrNull(m.Time), microsOrNull(p.EventTime), column.Text(p.Worker, maxText))

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -273,6 +274,7 @@ func sortedClaims(cs []inbox.Claim) ([]claim, error) {
 		c.Source = column.Text(c.Source, maxText)
 		c.Worker = column.Text(c.Worker, maxText)
 		c.TraceID = column.Text(c.TraceID, maxText)
+		c.Attempt = min(c.Attempt, math.MaxInt32)
 		sorted[i] = claim{Claim: c, key: column.Key(c.MessageKey), entry: i}
 	}
 	slices.SortFunc(sorted, compareKeys)

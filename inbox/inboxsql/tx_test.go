@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -427,7 +428,17 @@ func TestWrongUse(t *testing.T) {
 				t.Errorf("Begin accepts %q", c[0].MessageKey)
 			}
 		}
-		b := begin(t, store, "k1", "k2")
+		odd := claimOf("odd")
+		odd.Attempt = math.MaxInt
+		b, err := store.Begin(ctx, []inbox.Claim{odd}, o)
+		if err != nil {
+			t.Fatalf("Begin with an absurd attempt: %v", err)
+		}
+		if err := b.Park(ctx, 0, inbox.Parked{Key: odd.Key, State: inbox.ParkedDead, Attempts: math.MaxInt}); err != nil {
+			t.Errorf("Park with an absurd number of attempts: %v", err)
+		}
+		b.Abort()
+		b = begin(t, store, "k1", "k2")
 		for _, i := range []int{-1, 2} {
 			if _, err := b.Start(ctx, i); err == nil {
 				t.Errorf("Start(%d) succeeds", i)
