@@ -8,9 +8,18 @@ import (
 	"time"
 )
 
-// commitTimeout bounds the wait for the answer to COMMIT; without one the
-// outcome is unknown, and the next claim tells.
-const commitTimeout = 30 * time.Second
+// The deadlines of the loop's own calls of the database.
+const (
+	// commitTimeout bounds the wait for the answer to COMMIT; without one the
+	// outcome is unknown, and the next claim tells.
+	commitTimeout = 30 * time.Second
+	// beginMargin is what Begin may take beyond the wait for keys.
+	beginMargin = 10 * time.Second
+	// patience is the wait for a key that was waited for before.
+	patience = 200 * time.Millisecond
+	// statementTimeout bounds every other call.
+	statementTimeout = 30 * time.Second
+)
 
 // attempt is one transaction over some messages. Its result is a fate for every
 // work, which counts when run returns nil.
@@ -46,9 +55,10 @@ const (
 // batchError is the failure of an attempt as a whole: nothing was committed, or
 // it is not known whether. The fates do not count, except the culprit's.
 type batchError struct {
-	stage   stage
-	culprit *work // the message whose handler brought the batch down, or nil
-	err     error
+	stage    stage
+	culprits []*work // the messages whose handler brought the batch down
+	down     bool    // the database did not answer in time
+	err      error
 }
 
 func (e *batchError) Error() string { return e.err.Error() }
@@ -76,13 +86,9 @@ func (a *attempt[Tx]) transact(ctx context.Context) error {
 	if len(claims) == 0 && !a.anyKeyless() {
 		return nil // Everything is lost or held.
 	}
-	batch, err := a.c.store.Begin(ctx, claims, BeginOptions{
-		LockTimeout:  a.c.cfg.LockTimeout,
-		IdleTimeout:  a.c.idleTimeout(),
-		IgnoreParked: !a.park,
-	})
+	batch, err := a.begin(ctx, claims)
 	if err != nil {
-		return &batchError{stage: stageBegin, err: err}
+		return err
 	}
 	a.batch, a.opened = batch, time.Now()
 	a.event.Claim = a.opened.Sub(now)
@@ -104,6 +110,26 @@ func (a *attempt[Tx]) transact(ctx context.Context) error {
 	return nil
 }
 
+func (a *attempt[Tx]) begin(ctx context.Context, claims []Claim) (Batch[Tx], error) {
+	wait := a.c.cfg.LockTimeout
+	if len(a.works) == 1 && a.works[0].waits > 0 {
+		// It comes again and again, with a growing delay; it need not also keep a
+		// worker for long.
+		wait = min(wait, patience)
+	}
+	bctx, cancel := context.WithTimeout(ctx, wait+beginMargin)
+	defer cancel()
+	batch, err := a.c.store.Begin(bctx, claims, BeginOptions{
+		LockTimeout:  wait,
+		IdleTimeout:  a.c.idleTimeout(),
+		IgnoreParked: !a.park,
+	})
+	if err != nil {
+		return nil, &batchError{stage: stageBegin, err: err, down: bctx.Err() != nil && ctx.Err() == nil}
+	}
+	return batch, nil
+}
+
 // plan chooses what to claim. Keys are distinct in a batch: a second message
 // with the same key and fingerprint follows the first one's fate; one with
 // another fingerprint waits for the next batch, and its lane with it.
@@ -114,7 +140,7 @@ func (a *attempt[Tx]) plan() []Claim {
 	claims := make([]Claim, 0, len(a.works))
 	for _, w := range a.works {
 		switch {
-		case w.lost():
+		case w.lost() && !w.effectsUnknown():
 			w.fate.kind = fateLost
 			continue
 		case w.keyErr != nil, a.held[w.lane()]:
@@ -239,8 +265,8 @@ func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
 	case FirstAttempt:
 	case Conflict:
 		return false, a.conflict(ctx, w, i, e)
-	default:
-		if w.doomed != nil && w.doomed.reason == ReasonEffectsUnknown && a.park {
+	case Replay, Dead, WasParked:
+		if w.effectsUnknown() && a.park {
 			// The row may be the one that the handler committed by itself.
 			return false, a.parkNow(ctx, w, -1, w.doomed)
 		}
@@ -249,10 +275,15 @@ func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
 			w.fate.value = e.Stored.Result
 		}
 		return false, nil
+	default:
+		return false, &batchError{stage: stageHandler, err: fmt.Errorf("inbox: the store answered a claim with outcome %q", e.Outcome)}
 	}
 	switch {
 	case w.doomed != nil && a.park:
 		return false, a.parkNow(ctx, w, i, w.doomed)
+	case w.lost():
+		w.fate.kind = fateLost
+		return false, nil
 	case a.mayNotStart(ctx):
 		a.hold(w)
 		return false, nil
@@ -262,6 +293,9 @@ func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
 
 func (a *attempt[Tx]) conflict(ctx context.Context, w *work, i int, e Entry) error {
 	w.fate = fate{kind: fateDone, outcome: Conflict, first: e.Stored, value: e.Stored.Result}
+	if a.c.cfg.OnConflict == ConflictFail {
+		a.hold(w) // Nothing behind it may run.
+	}
 	if a.c.cfg.OnConflict != ConflictDeadLetter || !a.park {
 		return nil
 	}
@@ -284,7 +318,9 @@ func (a *attempt[Tx]) mayNotStart(ctx context.Context) bool {
 // handle runs the handler for a group: one message, or all of a bulk batch.
 func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
 	first := a.index[group[0]]
-	tx, err := a.batch.Start(ctx, first)
+	sctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	tx, err := a.batch.Start(sctx, first)
+	cancel()
 	if err != nil {
 		return &batchError{stage: stageHandler, err: err}
 	}
@@ -304,15 +340,15 @@ func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
 			ok, ran.err = false, Permanent(err)
 		}
 	}
-	if !ok && a.c.store.Classify(ran.err) == ClassContention {
+	if !ok && a.c.infrastructure(ran.err) {
 		// The transaction cannot go on, or only with other rows than it has
 		// seen.
-		return &batchError{stage: stageHandler, culprit: culprit(group), err: ran.err}
+		return &batchError{stage: stageHandler, err: ran.err}
 	}
-	if err := a.batch.Finish(ctx, first, ok, ms[0].result); err != nil {
+	if err := a.finish(ctx, first, ok, ms[0].result); err != nil {
 		switch swallowed := ok && errors.Is(err, ErrSwallowed); {
-		case swallowed && a.c.store.Classify(err) == ClassContention:
-			return &batchError{stage: stageHandler, culprit: culprit(group), err: err}
+		case swallowed && a.c.store.Classify(err) != ClassMessage:
+			return &batchError{stage: stageHandler, err: err}
 		case swallowed:
 			return a.failed(ctx, group, call{err: err, cause: ran.cause})
 		}
@@ -323,7 +359,7 @@ func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
 	}
 	for i, w := range group {
 		if i > 0 {
-			if err := a.batch.Finish(ctx, a.index[w], true, ms[i].result); err != nil {
+			if err := a.finish(ctx, a.index[w], true, ms[i].result); err != nil {
 				return &batchError{stage: stageHandler, err: err}
 			}
 		}
@@ -332,12 +368,29 @@ func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
 	return nil
 }
 
-// culprit names the message of a group of one.
-func culprit(group []*work) *work {
-	if len(group) == 1 {
-		return group[0]
+// infrastructure tells that a handler's error is the database's trouble. An error
+// of the network is not enough: it may be that of another server which the
+// handler called; if it is the database's, the transaction is gone and Finish
+// says so.
+func (c *Consumer[Tx]) infrastructure(err error) bool {
+	if IsPermanent(err) {
+		return false
 	}
-	return nil
+	switch c.store.Classify(err) {
+	case ClassContention:
+		return true
+	case ClassUnavailable:
+		var postgres interface{ SQLState() string }
+		var sqlite interface{ Code() int }
+		return errors.As(err, &postgres) || errors.As(err, &sqlite)
+	}
+	return false
+}
+
+func (a *attempt[Tx]) finish(ctx context.Context, i int, ok bool, result []byte) error {
+	fctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	return a.batch.Finish(fctx, i, ok, result)
 }
 
 // failed decides about a run that failed while the batch stays usable.
@@ -370,10 +423,13 @@ func withCause(ran call) error {
 
 // charge counts a failed attempt, and parks the message after the last one.
 func (a *attempt[Tx]) charge(ctx context.Context, w *work, err error) error {
-	w.fate = fate{kind: fateFailed, err: err, ran: true}
 	if d := a.c.doomOf(w.failed+1, err); d != nil && a.park {
+		// The verdict stands even if this transaction is not committed.
+		w.failed++
+		w.doomed = d
 		return a.parkNow(ctx, w, a.index[w], d)
 	}
+	w.fate = fate{kind: fateFailed, err: err, ran: true}
 	return nil
 }
 
@@ -391,24 +447,29 @@ func (c *Consumer[Tx]) doomOf(failed int, err error) *doom {
 // broken decides about a run after which the batch is unusable.
 func (a *attempt[Tx]) broken(group []*work, ran call, err error) error {
 	be := &batchError{stage: stageHandler, err: err}
-	w := culprit(group)
-	if w == nil {
+	if errors.Is(err, ErrTxEnded) {
+		// What any of the group wrote may be there.
+		for _, w := range group {
+			w.fate = fate{kind: fateFailed, ran: true, err: err, reason: ReasonEffectsUnknown}
+		}
+		be.culprits = group
 		return be
 	}
+	if len(group) != 1 {
+		return be
+	}
+	w := group[0]
 	interrupted := ran.cause != nil && !errors.Is(ran.cause, ErrHandlerTimeout)
 	switch {
-	case errors.Is(err, ErrTxEnded):
-		w.fate = fate{kind: fateFailed, ran: true, err: err, reason: ReasonEffectsUnknown}
-		be.culprit = w
 	case interrupted:
 		if w.lost() {
 			w.fate = fate{kind: fateLost}
-			be.culprit = w
+			be.culprits = group
 		}
 	case ran.cause != nil, endedOwnContext(ran.err):
 		// Its own timeout, or a context of its own, took the connection along.
 		w.fate = fate{kind: fateFailed, ran: true, err: withCause(ran)}
-		be.culprit = w
+		be.culprits = group
 	}
 	return be
 }
@@ -421,14 +482,12 @@ func endedOwnContext(err error) bool {
 
 // parkNow makes w a dead letter in the open transaction; i is its claim or -1.
 func (a *attempt[Tx]) parkNow(ctx context.Context, w *work, i int, d *doom) error {
-	failed := w.failed
-	if w.fate.kind == fateFailed {
-		failed++
+	pctx, cancel := context.WithTimeout(ctx, statementTimeout)
+	defer cancel()
+	if err := a.batch.Park(pctx, i, w.parked(d.reason, d.err)); err != nil {
+		return &batchError{stage: stageHandler, err: fmt.Errorf("park: %w", err)}
 	}
-	if err := a.batch.Park(ctx, i, w.parked(d.reason, failed, d.err)); err != nil {
-		return &batchError{stage: stageHandler, err: err}
-	}
-	w.fate = fate{kind: fateDone, outcome: Dead, ran: w.fate.ran, reason: d.reason, err: d.err}
+	w.fate = fate{kind: fateDone, outcome: Dead, reason: d.reason, err: d.err}
 	return nil
 }
 

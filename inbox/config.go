@@ -20,12 +20,14 @@ const (
 	defaultWorkers          = 4
 	defaultBatchSize        = 50
 	maxBatchSize            = 1000
+	maxWorkers              = 1000
+	maxTimeout              = 20 * 24 * time.Hour
 	defaultBatchTime        = 200 * time.Millisecond
 	defaultHandlerTimeout   = 30 * time.Second
 	defaultLockTimeout      = 5 * time.Second
 	defaultShutdownTimeout  = 20 * time.Second
 	defaultAckTimeout       = 10 * time.Second
-	defaultMaxInFlight      = 1000
+	minMaxInFlight          = 1000
 	defaultMaxInFlightBytes = 64 << 20
 	defaultMaxAttempts      = 5
 	defaultBackoff          = 200 * time.Millisecond
@@ -41,8 +43,8 @@ const (
 type Config struct {
 	// Workers is how many transactions run at once, each with a connection of
 	// its own. Default 4, or as many as the store has connections if that is
-	// less. More than the store has connections, and negative, is an error of
-	// New.
+	// less. More than the store has connections, more than 1000, and negative is
+	// an error of New.
 	Workers int
 
 	// BatchSize is the highest number of messages in one transaction. The loop
@@ -59,30 +61,38 @@ type Config struct {
 
 	// HandlerTimeout bounds one run of the handler. A handler that does not
 	// return is left behind: its connection is cut, its lane goes on, the
-	// attempt has failed. Default 30 s. Negative: no bound.
+	// attempt has failed. Default 30 s. Negative: no bound. At most 20 days.
 	HandlerTimeout time.Duration
 
 	// LockTimeout bounds the wait for a key that another transaction holds, for
 	// a whole batch. After it the message is tried again later and uses no
-	// attempt. Default 5 s. Negative is an error: a wait has to end.
+	// attempt. Default 5 s. Negative is an error: a wait has to end. At most 20
+	// days.
 	LockTimeout time.Duration
 
 	// ShutdownTimeout is the grace that running handlers get when Run's context
 	// ends; then their contexts are cancelled and their work is rolled back.
-	// Default 20 s. Negative: no grace.
+	// Default 20 s. Negative: no grace. Run returns after it plus the time that a
+	// COMMIT under way (up to 30 s), the last acks, the nacks and closing the
+	// source (up to AckTimeout each) may take; with servers that answer, these
+	// are milliseconds.
 	ShutdownTimeout time.Duration
 
-	// AckTimeout bounds each ack and nack, and closing the source. Acks are sent
-	// even while Run is stopping. Default 10 s. Negative is an error.
+	// AckTimeout bounds the acks of one batch together, giving back what is left
+	// at a stop, and closing the source. Acks are sent even while Run is
+	// stopping. Default 10 s. Negative is an error.
 	AckTimeout time.Duration
 
 	// MaxInFlight is the highest number of deliveries that Run holds at once,
-	// waiting or in work. Default 1000. Negative: no bound. Not less than
-	// BatchSize is sensible, not required.
+	// waiting or in work. Full batches need about Workers x BatchSize x 2.
+	// Deliveries that queue behind a failing one of their lane count: when they
+	// fill it, the other lanes wait as well. Default: that number, at least
+	// 1000. Negative: no bound.
 	MaxInFlight int
 
-	// MaxInFlightBytes bounds their memory, by broker.Message.Size; a single
-	// larger message is still taken. Default 64 MiB. Negative: no bound.
+	// MaxInFlightBytes bounds their memory, by broker.Message.Size. It may be
+	// exceeded by what one call of the source brings when messages are suddenly
+	// much larger than those before. Default 64 MiB. Negative: no bound.
 	MaxInFlightBytes int64
 
 	// Retry says how often and when a failed message is tried again.
@@ -94,8 +104,11 @@ type Config struct {
 
 	// Fingerprint tells "same key, same body" from "same key, other body".
 	// Nil: SHA-256 of the body. When bodies carry timestamps or nonces, choose
-	// what counts. It must always give the same for the same message; an error
-	// makes the message a dead letter.
+	// what counts. It must always give the same for the same message; more than
+	// 256 bytes are stored as their SHA-256. An error makes the message a dead
+	// letter. Like Tenant, EventTime and the key function it is called by one
+	// goroutine of Run, must not block, and may be called concurrently by other
+	// Runs and Process.
 	Fingerprint func(m *broker.Message) ([]byte, error)
 
 	// Tenant reads a second scope of the key from the message. Nil: none. An
@@ -134,8 +147,9 @@ type Config struct {
 // Retry says how often and when a failed message is tried again. It holds its
 // lane meanwhile; no transaction is open.
 type Retry struct {
-	// MaxAttempts is how many runs of the handler a message gets; after the last
-	// one it becomes a dead letter. Default 5. Negative: no limit, and the
+	// MaxAttempts is how many failed attempts a message gets; after the last one
+	// it becomes a dead letter. Runs that failed because of infrastructure are no
+	// attempts. Default 5. Negative: no limit, and the
 	// message holds its lane for ever.
 	MaxAttempts int
 
@@ -181,7 +195,7 @@ func (c *Config) withDefaults(poolSize int) *Config {
 	d.BatchTime = number(d.BatchTime, defaultBatchTime, 0)
 	d.HandlerTimeout = number(d.HandlerTimeout, defaultHandlerTimeout, 0)
 	d.ShutdownTimeout = number(d.ShutdownTimeout, defaultShutdownTimeout, 0)
-	d.MaxInFlight = number(d.MaxInFlight, defaultMaxInFlight, 0)
+	d.MaxInFlight = number(d.MaxInFlight, max(minMaxInFlight, 2*d.Workers*d.BatchSize), 0)
 	d.MaxInFlightBytes = number(d.MaxInFlightBytes, int64(defaultMaxInFlightBytes), 0)
 	d.Retention = number(d.Retention, DefaultRetention, 0)
 	d.Retry.MaxAttempts = number(d.Retry.MaxAttempts, defaultMaxAttempts, 0)
@@ -223,10 +237,16 @@ func (c *Config) validate(poolSize int) error {
 	case poolSize > 0 && c.Workers > poolSize:
 		return configError("Workers", c.Workers, fmt.Sprintf(
 			"each worker needs a connection and the store has only %d; enlarge the pool or lower Workers", poolSize))
+	case c.Workers > maxWorkers:
+		return configError("Workers", c.Workers, fmt.Sprintf("must be at most %d", maxWorkers))
 	case c.BatchSize > maxBatchSize:
 		return configError("BatchSize", c.BatchSize, fmt.Sprintf("must be at most %d", maxBatchSize))
 	case c.LockTimeout < time.Millisecond:
 		return configError("LockTimeout", c.LockTimeout, "must be at least 1ms: a wait has to end")
+	case c.LockTimeout > maxTimeout:
+		return configError("LockTimeout", c.LockTimeout, fmt.Sprintf("must be at most %v", maxTimeout))
+	case c.HandlerTimeout > maxTimeout:
+		return configError("HandlerTimeout", c.HandlerTimeout, fmt.Sprintf("must be at most %v, or negative for no bound", maxTimeout))
 	case c.AckTimeout < time.Millisecond:
 		return configError("AckTimeout", c.AckTimeout, "must be at least 1ms: an ack needs time")
 	case c.Retention != 0 && c.Retention < time.Second:

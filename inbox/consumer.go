@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"sync"
+	"sync/atomic"
 
 	"github.com/ackafter/ackafter/keyfunc"
 )
@@ -22,8 +22,9 @@ type Consumer[Tx any] struct {
 	bulk  bool
 	cfg   *Config
 
-	readyMu sync.Mutex
-	ready   bool
+	// preparing holds a token while somebody prepares; ready is guarded by it.
+	preparing chan struct{}
+	ready     atomic.Bool
 }
 
 // New returns a consumer that runs handler for every message whose key is new.
@@ -72,7 +73,7 @@ func newConsumer[Tx any](store Store[Tx], name string, key keyfunc.Func, run Bul
 	if err := c.validate(poolSize); err != nil {
 		return nil, err
 	}
-	return &Consumer[Tx]{store: store, name: name, key: key, run: run, bulk: bulk, cfg: c}, nil
+	return &Consumer[Tx]{store: store, name: name, key: key, run: run, bulk: bulk, cfg: c, preparing: make(chan struct{}, 1)}, nil
 }
 
 // isNil tells nil pointers in an interface from values, so that they are an
@@ -91,9 +92,16 @@ func (c *Consumer[Tx]) Name() string { return c.name }
 // prepare checks the tables and registers the consumer, until that has
 // succeeded once.
 func (c *Consumer[Tx]) prepare(ctx context.Context) error {
-	c.readyMu.Lock()
-	defer c.readyMu.Unlock()
-	if c.ready {
+	if c.ready.Load() {
+		return nil
+	}
+	select {
+	case c.preparing <- struct{}{}:
+		defer func() { <-c.preparing }()
+	case <-ctx.Done():
+		return fmt.Errorf("inbox: consumer %q: check the store: %w", c.name, context.Cause(ctx))
+	}
+	if c.ready.Load() {
 		return nil
 	}
 	if err := c.store.Check(ctx); err != nil {
@@ -108,7 +116,7 @@ func (c *Consumer[Tx]) prepare(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("inbox: consumer %q: register: %w", c.name, err)
 	}
-	c.ready = true
+	c.ready.Store(true)
 	return nil
 }
 

@@ -218,6 +218,9 @@ func (b *fakeBatch) Finish(ctx context.Context, i int, ok bool, result []byte) e
 }
 
 func (b *fakeBatch) Park(_ context.Context, _ int, p inbox.Parked) error {
+	if err := b.store.try("park", p.MessageKey); err != nil {
+		return err
+	}
 	b.parked = append(b.parked, p)
 	return nil
 }

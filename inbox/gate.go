@@ -29,7 +29,12 @@ type gate struct {
 	since time.Time     // of the first of them
 	shut  chan struct{} // closed when the gate opens; nil while it is open
 	until time.Time     // of the next probe
+	told  time.Time     // of the last line about a failed probe
+	cause string        // that it told
 }
+
+// gateReminder is how often a pause that lasts is logged.
+const gateReminder = time.Minute
 
 func newGate(log *slog.Logger, onChange func(PauseEvent)) *gate {
 	return &gate{log: log, onChange: onChange, tripped: make(chan struct{}, 1)}
@@ -38,36 +43,46 @@ func newGate(log *slog.Logger, onChange func(PauseEvent)) *gate {
 // trip shuts the gate. Several workers may notice the same trouble: while the
 // gate is shut nothing changes.
 func (g *gate) trip(err error) {
+	if !g.close(err) {
+		return
+	}
+	g.log.Warn("inbox: the database cannot be used; receiving pauses", slog.Any("error", err))
+	g.onChange(PauseEvent{Paused: true, Err: err})
+}
+
+// close shuts an open gate and reports whether that is news.
+func (g *gate) close(err error) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.shut != nil {
-		return
+		return false
 	}
 	g.shut = make(chan struct{})
 	g.trips++
-	g.until = time.Now().Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
+	now := time.Now()
+	g.until = now.Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
 	select {
 	case g.tripped <- struct{}{}:
 	default:
 	}
 	if g.trips > 1 {
-		return
+		return false
 	}
-	g.since = time.Now()
-	g.log.Warn("inbox: the database cannot be used; receiving pauses", slog.Any("error", err))
-	g.onChange(PauseEvent{Paused: true, Err: err})
+	g.since, g.told, g.cause = now, now, err.Error()
+	return true
 }
 
 // pass says that a transaction was committed.
 func (g *gate) pass() {
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	if g.trips == 0 {
+		g.mu.Unlock()
 		return
 	}
 	paused := time.Since(g.since)
 	g.trips = 0
 	g.open()
+	g.mu.Unlock()
 	g.log.Info("inbox: the database can be used again; receiving goes on", slog.Duration("paused", paused))
 	g.onChange(PauseEvent{For: paused})
 }
@@ -96,22 +111,22 @@ func (g *gate) wait(ctx context.Context) bool {
 }
 
 // keep probes the gate whenever it is shut, until it opens; it returns when ctx
-// ends.
-func (g *gate) keep(ctx context.Context, probe func(context.Context) error) {
+// ends. probe's error goes to failed.
+func (g *gate) keep(ctx context.Context, probe func(context.Context) error, failed func(error)) {
 	for {
 		select {
 		case <-g.tripped:
 		case <-ctx.Done():
 			return
 		}
-		for g.probe(ctx, probe) {
+		for g.probe(ctx, probe, failed) {
 		}
 	}
 }
 
 // probe waits for the time of the next probe of a shut gate, and opens it when
 // the probe succeeds. It reports whether another one is needed.
-func (g *gate) probe(ctx context.Context, probe func(context.Context) error) bool {
+func (g *gate) probe(ctx context.Context, probe func(context.Context) error, failed func(error)) bool {
 	g.mu.Lock()
 	shut, until := g.shut, g.until
 	g.mu.Unlock()
@@ -121,15 +136,37 @@ func (g *gate) probe(ctx context.Context, probe func(context.Context) error) boo
 	pctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	err := probe(pctx)
+	if err != nil && ctx.Err() == nil {
+		failed(err)
+	}
+	return g.probed(shut, err)
+}
+
+// probed takes the answer of a probe of the gate that was shut then. It reports
+// whether another one is needed.
+func (g *gate) probed(shut chan struct{}, err error) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if err == nil {
+	switch {
+	case g.shut != shut: // A commit has opened it meanwhile.
+		return false
+	case err == nil:
 		g.open()
 		return false
 	}
 	g.trips++
-	g.until = time.Now().Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
+	now := time.Now()
+	g.until = now.Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
+	g.remind(now, err)
 	return true
+}
+
+// remind writes a line when the cause of a pause changes, and now and then.
+func (g *gate) remind(now time.Time, err error) {
+	if text := err.Error(); text != g.cause || now.Sub(g.told) >= gateReminder {
+		g.cause, g.told = text, now
+		g.log.Warn("inbox: the database still cannot be used", slog.Any("error", err), slog.Duration("paused", now.Sub(g.since)))
+	}
 }
 
 // sleep waits for d, or until early is closed; false when ctx ended.

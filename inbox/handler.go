@@ -25,7 +25,7 @@ type Handler[Tx any] func(ctx context.Context, tx Tx, m *Message) error
 // All of them are new, their keys are distinct, and those of one lane are in
 // order. The rules of Handler hold. An error fails the whole set; its messages
 // are then run one by one, so that the others do not suffer from the one that
-// cannot be handled.
+// cannot be handled. A Skip is about the whole set.
 type BulkHandler[Tx any] func(ctx context.Context, tx Tx, ms []*Message) error
 
 // JSON makes a Handler of a function that takes the decoded body. A body that
@@ -90,7 +90,7 @@ func Router[Tx any](eventType keyfunc.Func, routes Routes[Tx]) Handler[Tx] {
 		case !ok && err != nil:
 			return Permanent(fmt.Errorf("inbox: router: read event type: %w", err))
 		case !ok:
-			return Permanent(fmt.Errorf("inbox: router: no route for event type %q", name))
+			return Permanent(errors.New("inbox: router: no route for the message's event type"))
 		case h == nil:
 			return Skip("router: nothing to do for this event type")
 		}

@@ -29,7 +29,8 @@ type OutcomeEvent struct {
 	Duration time.Duration
 	// TraceID is the W3C trace id of the message; empty when it has none.
 	TraceID string
-	// Reason is set for dead letters.
+	// Reason is set when this delivery became a dead letter; empty for a
+	// duplicate that was attached to one.
 	Reason Reason
 	// Err is the last error of a dead letter; nil otherwise.
 	Err error
@@ -89,7 +90,8 @@ type OnPause interface {
 	OnPause(ctx context.Context, e PauseEvent)
 }
 
-// BatchEvent is one transaction of the loop that has ended.
+// BatchEvent is one transaction, of Run or Process, that has ended or could not
+// be begun.
 type BatchEvent struct {
 	Consumer string
 	// Size is the number of messages, Claimed how many of them were new.
@@ -100,7 +102,7 @@ type BatchEvent struct {
 	Err error
 }
 
-// OnBatch is called for every transaction of the loop.
+// OnBatch is called for every transaction.
 type OnBatch interface {
 	OnBatch(ctx context.Context, e BatchEvent)
 }

@@ -22,8 +22,8 @@ type Message struct {
 	// message and the right base for keys of outside calls (the Idempotency-Key
 	// of a payment gateway).
 	MessageKey string
-	// Attempt counts the runs of the handler for this message in this process,
-	// from 1.
+	// Attempt is the number of this attempt in this process, from 1. Runs that
+	// failed because of infrastructure do not count.
 	Attempt int
 	// EventTime is when the event happened, see Config.EventTime; zero when
 	// unknown.

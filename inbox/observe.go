@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 )
@@ -19,17 +20,30 @@ func (c *Consumer[Tx]) observe(ctx context.Context, w *work) {
 		Reason:     w.fate.reason,
 		Err:        w.fate.err,
 	}
-	if w.fate.ran {
-		e.Attempt = w.failed + 1
-	} else if w.fate.outcome == Dead {
+	switch {
+	case w.fate.outcome == Dead:
 		e.Attempt = w.failed
+	case w.fate.ran:
+		e.Attempt = w.failed + 1
 	}
+	c.logOutcome(ctx, w, e)
+	for _, h := range c.cfg.Hooks {
+		if h, ok := h.(OnOutcome); ok {
+			h.OnOutcome(hookCtx(ctx), e)
+		}
+	}
+}
+
+func (c *Consumer[Tx]) logOutcome(ctx context.Context, w *work, e OutcomeEvent) {
 	level := slog.LevelInfo
 	switch e.Outcome {
 	case Conflict:
 		level = slog.LevelWarn
 	case Dead:
 		level = slog.LevelError
+	}
+	if !c.cfg.Logger.Enabled(ctx, level) {
+		return
 	}
 	attrs := append(c.attrs(w),
 		slog.String("outcome", string(e.Outcome)),
@@ -39,16 +53,28 @@ func (c *Consumer[Tx]) observe(ctx context.Context, w *work) {
 		attrs = append(attrs, slog.String("skipped", w.fate.skipped))
 	}
 	if e.Reason != "" {
-		attrs = append(attrs, slog.String("reason", string(e.Reason)), slog.Any("error", e.Err))
+		attrs = append(append(attrs, slog.String("reason", string(e.Reason))), errorAttrs(e.Err)...)
 	}
 	if w.fate.first != nil {
 		attrs = append(attrs, slog.Time("first_handled", w.fate.first.ProcessedAt))
 	}
 	c.cfg.Logger.LogAttrs(ctx, level, "inbox: message", attrs...)
-	for _, h := range c.cfg.Hooks {
-		if h, ok := h.(OnOutcome); ok {
-			h.OnOutcome(hookCtx(ctx), e)
-		}
+}
+
+// errorAttrs are an error, and the stack of a panic.
+func errorAttrs(err error) []slog.Attr {
+	attrs := []slog.Attr{slog.Any("error", err)}
+	var panicked *PanicError
+	if errors.As(err, &panicked) && len(panicked.Stack) > 0 {
+		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
+	}
+	return attrs
+}
+
+// refused writes the line of a message that Process did not handle.
+func (c *Consumer[Tx]) refused(ctx context.Context, w *work, err error) {
+	if c.cfg.Logger.Enabled(ctx, slog.LevelWarn) {
+		c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "inbox: message not handled", append(c.attrs(w), errorAttrs(err)...)...)
 	}
 }
 
@@ -77,11 +103,10 @@ func (c *Consumer[Tx]) onRetry(ctx context.Context, w *work, counted bool, delay
 	if !counted {
 		attempt++
 	}
-	c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "inbox: attempt failed", append(c.attrs(w),
+	c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "inbox: attempt failed", append(append(c.attrs(w),
 		slog.Int("attempt", attempt),
 		slog.Bool("counted", counted),
-		slog.Duration("retry_in", delay),
-		slog.Any("error", err))...)
+		slog.Duration("retry_in", delay)), errorAttrs(err)...)...)
 	e := RetryEvent{
 		Consumer: c.name, Tenant: w.claim.Tenant, MessageKey: w.claim.MessageKey, Message: w.message,
 		Attempt: attempt, Delay: delay, Counted: counted, Err: err,

@@ -33,7 +33,7 @@ type Parked struct {
 	// Error is the text of the last error; may be empty.
 	Error string
 
-	// Attempts is how many runs of the handler failed.
+	// Attempts is how many attempts failed, see Retry.MaxAttempts.
 	Attempts int
 
 	// EventTime is the time of the event, see Config.EventTime; zero when
@@ -68,7 +68,8 @@ const (
 	ReasonAttempts Reason = "attempts exhausted"
 	// ReasonPermanent: the handler returned Permanent.
 	ReasonPermanent Reason = "permanent error"
-	// ReasonInvalidKey: no key could be derived that can be trusted.
+	// ReasonInvalidKey: no key could be derived that can be trusted, or no
+	// tenant, fingerprint or event time, or the database refused the key.
 	ReasonInvalidKey Reason = "invalid key"
 	// ReasonConflict: the key was handled before with another body.
 	ReasonConflict Reason = "conflict"

@@ -23,7 +23,8 @@ const processTries = 3
 //
 //   - the handler's error, for a failed attempt (IsPermanent tells whether
 //     another one is of use);
-//   - keyfunc.ErrInvalid, permanent, for a key that cannot be trusted;
+//   - keyfunc.ErrInvalid, permanent, for a key that cannot be trusted; the
+//     error of Tenant, EventTime or Fingerprint, permanent;
 //   - ErrConflict, with Outcome Conflict and First set;
 //   - ErrInFlight, with Outcome InFlight: try again later;
 //   - ErrTxEnded, when the handler ended the transaction: its effects are
@@ -43,26 +44,32 @@ func (c *Consumer[Tx]) Process(ctx context.Context, m *broker.Message) (Result, 
 	}
 	w := c.newWork(m, nil)
 	if w.keyErr != nil {
-		return Result{Key: w.claim.Key}, c.processError(Permanent(w.keyErr))
+		return Result{Key: w.claim.Key}, c.notHandled(ctx, w, Permanent(w.keyErr))
 	}
 	var handlers sync.WaitGroup
+	var unknown error // no answer to COMMIT, and none from the claim that would tell
 	for try := 1; ; try++ {
 		a := &attempt[Tx]{c: c, works: []*work{w}, handlers: &handlers}
 		err := a.run(ctx)
 		if err == nil {
 			break
 		}
+		if unknown != nil {
+			err = errors.Join(unknown, err)
+		} else if errors.Is(err, ErrCommitUnknown) {
+			unknown = err
+		}
 		var be *batchError
 		again := errors.As(err, &be) && c.again(be)
 		switch {
-		case be != nil && be.culprit == w && w.fate.kind == fateFailed:
-			return Result{Key: w.claim.Key}, c.processError(w.fate.err)
+		case be != nil && len(be.culprits) == 1 && w.fate.kind == fateFailed:
+			return Result{Key: w.claim.Key}, c.notHandled(ctx, w, w.fate.err)
 		case ctx.Err() != nil:
-			return Result{Key: w.claim.Key}, c.processError(errors.Join(context.Cause(ctx), err))
-		case errors.Is(err, ErrInFlight):
-			return Result{Key: w.claim.Key, Outcome: InFlight}, c.processError(err)
+			return Result{Key: w.claim.Key}, c.notHandled(ctx, w, errors.Join(context.Cause(ctx), err))
+		case be != nil && be.stage == stageBegin && errors.Is(err, ErrInFlight):
+			return Result{Key: w.claim.Key, Outcome: InFlight}, c.notHandled(ctx, w, err)
 		case !again || try == processTries:
-			return Result{Key: w.claim.Key}, c.processError(err)
+			return Result{Key: w.claim.Key}, c.notHandled(ctx, w, err)
 		}
 	}
 	return c.processed(ctx, w)
@@ -80,17 +87,19 @@ func (c *Consumer[Tx]) processed(ctx context.Context, w *work) (Result, error) {
 	case fateDone:
 		c.observe(ctx, w)
 		if f.outcome == Conflict && c.cfg.OnConflict != ConflictSkip {
-			return r, c.processError(ErrConflict)
+			return r, c.notHandled(ctx, w, ErrConflict)
 		}
 		return r, nil
 	case fateFailed:
-		return Result{Key: w.claim.Key}, c.processError(f.err)
+		return Result{Key: w.claim.Key}, c.notHandled(ctx, w, f.err)
 	default:
 		// Not run, or interrupted: the caller's context has ended.
-		return Result{Key: w.claim.Key}, c.processError(errors.Join(errors.New("not handled"), context.Cause(ctx)))
+		return Result{Key: w.claim.Key}, c.notHandled(ctx, w, errors.Join(errors.New("not handled"), context.Cause(ctx)))
 	}
 }
 
-func (c *Consumer[Tx]) processError(err error) error {
+// notHandled logs why a message was not handled, and returns it.
+func (c *Consumer[Tx]) notHandled(ctx context.Context, w *work, err error) error {
+	c.refused(ctx, w, err)
 	return fmt.Errorf("inbox: consumer %q: process: %w", c.name, err)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,13 +40,13 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
 	r := &runner[Tx]{c: c, src: src, soft: soft, softStop: softStop, hard: hard}
 	r.batchSize.Store(int64(c.cfg.BatchSize))
 	r.gate = newGate(c.cfg.Logger, func(e PauseEvent) { c.onPause(ctx, e) })
-	r.queue = lanes.New(c.cfg.Workers, lanes.Limits{Items: c.cfg.MaxInFlight, Bytes: c.cfg.MaxInFlightBytes}, (*work).lost)
+	r.queue = lanes.New(c.cfg.Workers, lanes.Limits{Items: c.cfg.MaxInFlight, Bytes: c.cfg.MaxInFlightBytes}, (*work).end)
 
 	if err := r.start(); err != nil {
 		return errors.Join(err, r.closeSource())
 	}
 	var loops sync.WaitGroup
-	loops.Go(func() { r.gate.keep(soft, c.store.Check) })
+	loops.Go(func() { r.gate.keep(soft, c.store.Check, r.probeFailed) })
 	loops.Go(r.receive)
 	for range c.cfg.Workers {
 		loops.Go(r.work)
@@ -74,6 +75,8 @@ type runner[Tx any] struct {
 
 	// batchSize is Config.BatchSize, less for a while after batches failed.
 	batchSize atomic.Int64
+	// successes counts messages that were handled.
+	successes atomic.Int64
 	handlers  sync.WaitGroup
 }
 
@@ -91,6 +94,13 @@ func (r *runner[Tx]) fatal() error {
 		return f.err
 	}
 	return nil
+}
+
+// probeFailed ends Run when a probe found what only a person can mend.
+func (r *runner[Tx]) probeFailed(err error) {
+	if isSetup(err) {
+		r.fail(fmt.Errorf("inbox: consumer %q: %w", r.c.name, err))
+	}
 }
 
 // start prepares the consumer, and waits for a database that is not there yet.
@@ -112,6 +122,8 @@ func (r *runner[Tx]) start() error {
 		}
 		if n == 1 {
 			r.gate.trip(err)
+		} else {
+			r.gate.remind(time.Now(), err) // Nobody else uses the gate yet.
 		}
 		if !sleep(r.soft, nil, backoff.Delay(n, gateBackoff, gateMaxBackoff)) {
 			return nil
@@ -130,8 +142,14 @@ func (r *runner[Tx]) receive() {
 			return
 		}
 		ds, err := r.src.Receive(r.soft, room)
+		for _, d := range ds {
+			r.queue.Put(d.Lane, r.c.newWork(d.Message, d), d.Message.Size())
+		}
 		switch {
+		case err == nil && len(ds) > 0:
 		case err == nil:
+			// Against the contract, but no reason for a hot loop.
+			sleep(r.soft, nil, gateBackoff)
 		case r.soft.Err() != nil:
 			return
 		case errors.Is(err, broker.ErrClosed):
@@ -140,9 +158,6 @@ func (r *runner[Tx]) receive() {
 		default:
 			r.fail(fmt.Errorf("inbox: consumer %q: receive: %w", r.c.name, err))
 			return
-		}
-		for _, d := range ds {
-			r.queue.Put(d.Lane, r.c.newWork(d.Message, d), d.Message.Size())
 		}
 	}
 }
@@ -164,16 +179,18 @@ func (r *runner[Tx]) work() {
 
 // batch handles taken items together, and one by one when that fails.
 func (r *runner[Tx]) batch(items []*item) {
-	err := r.attempt(items)
+	err := r.attempt(r.hard, items)
 	if err == nil {
 		r.settle(items)
-		if len(items) > 1 {
-			r.grow()
-		}
+		r.grow()
 		return
 	}
 	if len(items) == 1 {
 		r.single(items[0], err)
+		return
+	}
+	if r.hard.Err() != nil {
+		r.keep(items)
 		return
 	}
 	if r.unusable(err) {
@@ -182,20 +199,30 @@ func (r *runner[Tx]) batch(items []*item) {
 		return
 	}
 	r.shrink(len(items), err)
+	// What is known about the culprits must not get lost, whatever becomes of
+	// the others.
+	condemned := map[*item]bool{}
+	for _, it := range items {
+		if w := it.Value; w.fate.kind == fateFailed && slices.Contains(err.culprits, w) {
+			r.condemn(it, w.fate)
+			condemned[it] = true
+		}
+	}
 	held := map[string]bool{}
 	for i, it := range items {
 		w := it.Value
 		switch {
+		case condemned[it]:
 		case r.soft.Err() != nil || !r.gate.isOpen():
-			r.keep(items[i:])
+			for _, it := range items[i:] {
+				it.Keep = it.Keep || !condemned[it]
+			}
 			return
 		case w.delivery.Lane != "" && held[w.delivery.Lane]:
 			it.Keep = true
 			continue
-		case w == err.culprit && w.fate.kind == fateFailed:
-			r.failed(it, w.fate)
 		default:
-			if err := r.attempt([]*item{it}); err != nil {
+			if err := r.attempt(r.hard, []*item{it}); err != nil {
 				r.single(it, err)
 			} else {
 				r.settle([]*item{it})
@@ -208,7 +235,7 @@ func (r *runner[Tx]) batch(items []*item) {
 }
 
 // attempt runs one transaction over the items.
-func (r *runner[Tx]) attempt(items []*item) *batchError {
+func (r *runner[Tx]) attempt(ctx context.Context, items []*item) *batchError {
 	works := make([]*work, len(items))
 	for i, it := range items {
 		works[i] = it.Value
@@ -217,7 +244,7 @@ func (r *runner[Tx]) attempt(items []*item) *batchError {
 		c: r.c, works: works, handlers: &r.handlers, park: true,
 		stopping: func() bool { return r.soft.Err() != nil },
 	}
-	err := a.run(r.hard)
+	err := a.run(ctx)
 	if err == nil {
 		if a.batch != nil {
 			r.gate.pass()
@@ -233,58 +260,108 @@ func (r *runner[Tx]) attempt(items []*item) *batchError {
 
 // unusable tells that the database could not even be asked.
 func (r *runner[Tx]) unusable(err *batchError) bool {
-	return err.stage == stageBegin && !errors.Is(err, ErrInFlight) && r.c.store.Classify(err) != ClassContention
+	return err.stage == stageBegin && (err.down || r.c.store.Classify(err) == ClassUnavailable)
 }
 
-// aloneLimit is how often in a row a message that runs alone may fail like
-// infrastructure, on a database that answers, before it counts as its own
-// failure.
-const aloneLimit = 5
+// How often in a row, while it runs alone, a message may fail like infrastructure
+// on a database that takes its claims, before it counts as its own failure: fewer
+// times when others succeed in between, more when nobody does.
+const (
+	aloneLimit  = 5
+	lonelyLimit = 20
+	lonelyTime  = 10 * time.Minute
+)
 
 // single decides about an item whose transaction failed while it ran alone.
 func (r *runner[Tx]) single(it *item, err *batchError) {
 	w := it.Value
-	it.Keep = true
+	it.Keep, it.Alone = true, true
 	switch {
-	case w.lost():
+	case w.lost() && !w.effectsUnknown():
 		it.Keep = false
-		return
 	case r.hard.Err() != nil:
-		return
 	case r.unusable(err):
 		r.gate.trip(err)
-		return
-	case err.culprit == w && w.fate.kind == fateFailed:
-		r.failed(it, w.fate)
-		return
-	case err.stage == stageBegin:
-		// In flight elsewhere, or contention on the claim: not its fault.
-		it.Delay = backoff.Delay(1, max(r.c.cfg.Retry.Backoff, gateBackoff), r.c.cfg.Retry.MaxBackoff)
+	case slices.Contains(err.culprits, w) && w.fate.kind == fateFailed:
+		r.condemn(it, w.fate)
+	case err.stage == stageBegin && (errors.Is(err, ErrInFlight) || r.c.store.Classify(err) == ClassContention):
+		// The key is held elsewhere: not its fault, however long it takes.
+		w.waits++
+		it.Delay = backoff.Delay(w.waits, max(r.c.cfg.Retry.Backoff, gateBackoff), max(r.c.cfg.Retry.MaxBackoff, gateMaxBackoff))
 		r.c.onRetry(r.hard, w, false, it.Delay, err)
-		return
+	case w.doomed != nil:
+		// It could not be parked. The verdict stands.
+		w.suspect.alone++
+		it.Delay = backoff.Delay(w.suspect.alone, gateBackoff, max(r.c.cfg.Retry.MaxBackoff, gateMaxBackoff))
+		r.c.onRetry(r.hard, w, false, it.Delay, err)
 	case err.stage == stageCommit && !errors.Is(err, ErrCommitUnknown) && r.c.store.Classify(err) == ClassMessage:
 		// A deferred constraint: the handler's own failure.
 		r.failed(it, fate{kind: fateFailed, ran: true, err: err})
+	default:
+		r.suspect(it, err)
+	}
+}
+
+// suspect decides about a failure like infrastructure's of a message whose claim
+// succeeded. Is it the message, or the database?
+func (r *runner[Tx]) suspect(it *item, err *batchError) {
+	w, s := it.Value, &it.Value.suspect
+	successes := r.successes.Load()
+	others := s.alone == 0 || successes != s.successes || r.c.store.Classify(err) == ClassContention
+	s.successes = successes
+	switch {
+	case s.alone >= aloneLimit:
+		// Judged before.
+	case others:
+		s.alone++
+	default:
+		// Nobody has succeeded since: it may well be the database.
+		if s.lonely == 0 {
+			s.since = time.Now()
+		}
+		if s.lonely++; s.lonely < lonelyLimit || time.Since(s.since) < lonelyTime {
+			r.gate.trip(err)
+			return
+		}
+		s.alone = aloneLimit
+	}
+	if s.alone < aloneLimit {
+		it.Delay = backoff.Delay(s.alone, gateBackoff, gateMaxBackoff)
+		r.c.onRetry(r.hard, w, false, it.Delay, err)
 		return
 	}
-	w.alone++
-	if w.alone >= aloneLimit {
-		// The claim succeeded each time, so the database was there: it is the
-		// message.
-		r.failed(it, fate{kind: fateFailed, ran: true, err: err})
+	if err.stage == stageBegin {
+		// The database refuses the claim itself: there is no key to park it under.
+		w.keyErr = err
 		return
 	}
-	it.Delay = backoff.Delay(w.alone, gateBackoff, gateMaxBackoff)
-	r.c.onRetry(r.hard, w, false, it.Delay, err)
+	r.failed(it, fate{kind: fateFailed, ran: true, err: err})
+}
+
+// condemn counts a failed attempt whose transaction is gone. When the effects
+// are unknown the message is parked at once: another run of its handler could
+// double them.
+func (r *runner[Tx]) condemn(it *item, f fate) {
+	r.failed(it, f)
+	if f.reason != ReasonEffectsUnknown {
+		return
+	}
+	// Neither a stop nor the loss of the delivery may come in between.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.hard), r.c.cfg.AckTimeout)
+	defer cancel()
+	if err := r.attempt(ctx, []*item{it}); err != nil {
+		r.single(it, err)
+		return
+	}
+	it.Keep = false
+	r.settle([]*item{it})
 }
 
 // failed counts a failed attempt whose transaction is gone.
 func (r *runner[Tx]) failed(it *item, f fate) {
 	w := it.Value
 	w.failed++
-	w.alone = 0
-	w.last = f.err
-	it.Keep = true
+	it.Keep, it.Alone = true, true
 	if f.reason == ReasonEffectsUnknown {
 		w.doomed = &doom{ReasonEffectsUnknown, f.err}
 		return
@@ -306,8 +383,11 @@ func (c *Consumer[Tx]) retryDelay(n int, err error) time.Duration {
 	return backoff.Delay(n, c.cfg.Retry.Backoff, c.cfg.Retry.MaxBackoff)
 }
 
-// settle applies the fates of a committed transaction.
+// settle applies the fates of a committed transaction. The acks have a context
+// that a stop does not end, and a deadline together.
 func (r *runner[Tx]) settle(items []*item) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.hard), r.c.cfg.AckTimeout)
+	defer cancel()
 	for _, it := range items {
 		w := it.Value
 		switch w.fate.kind {
@@ -318,7 +398,10 @@ func (r *runner[Tx]) settle(items []*item) {
 				r.fail(fmt.Errorf("inbox: consumer %q: message %s: %w", r.c.name, w.message.ID, ErrConflict))
 				continue
 			}
-			r.ack(w)
+			if w.fate.outcome == FirstAttempt {
+				r.successes.Add(1)
+			}
+			r.ack(ctx, w)
 			r.c.observe(r.hard, w)
 		case fateFailed:
 			r.failed(it, w.fate)
@@ -329,16 +412,14 @@ func (r *runner[Tx]) settle(items []*item) {
 	}
 }
 
-// ack tells the broker, with a context that a stop does not end.
-func (r *runner[Tx]) ack(w *work) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.hard), r.c.cfg.AckTimeout)
-	defer cancel()
+// ack tells the broker.
+func (r *runner[Tx]) ack(ctx context.Context, w *work) {
 	switch err := w.delivery.Ack(ctx); {
 	case err == nil:
 	case errors.Is(err, broker.ErrLost):
-		r.c.onStaleAck(r.hard, w)
+		r.c.onStaleAck(ctx, w)
 	default:
-		r.c.cfg.Logger.LogAttrs(r.hard, slog.LevelWarn, "inbox: ack failed: the message may come again, as a replay",
+		r.c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "inbox: ack failed: the message may come again, as a replay",
 			append(r.c.attrs(w), slog.Any("error", err))...)
 	}
 }
@@ -352,10 +433,10 @@ func (r *runner[Tx]) keep(items []*item) {
 
 // giveBack returns what was received and is not done.
 func (r *runner[Tx]) giveBack() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.hard), r.c.cfg.AckTimeout)
+	defer cancel()
 	for _, w := range r.queue.Close() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.hard), r.c.cfg.AckTimeout)
 		err := w.delivery.Nack(ctx, 0)
-		cancel()
 		if err != nil && !errors.Is(err, broker.ErrLost) {
 			r.c.cfg.Logger.LogAttrs(r.hard, slog.LevelWarn, "inbox: give back failed: the broker delivers the message again by itself",
 				append(r.c.attrs(w), slog.Any("error", err))...)

@@ -94,7 +94,8 @@ type Batch[Tx any] interface {
 	Finish(ctx context.Context, i int, ok bool, result []byte) error
 
 	// Park inserts p into the parked table in this transaction and, for i >= 0,
-	// gives up the claim of entry i. A row for the same key and fingerprint
+	// gives up the claim of entry i if there is one; a row of somebody else's is
+	// never touched. A row for the same key and fingerprint
 	// that is already there stays as it is. i < 0: p has no claim (its key
 	// could not be derived).
 	Park(ctx context.Context, i int, p Parked) error

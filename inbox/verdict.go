@@ -46,18 +46,21 @@ func (e *retryAfterError) Unwrap() error { return e.err }
 
 // Skip says that there is nothing to do for the message: it is done, its key is
 // kept, and what the handler wrote before is committed. The reason goes into
-// the log and must not hold personal data.
+// the log and must not hold personal data. Joined with another error it counts
+// for nothing.
 func Skip(reason string) error { return &skipError{reason} }
 
 type skipError struct{ reason string }
 
 func (e *skipError) Error() string { return "skipped: " + e.reason }
 
-// skipReason returns the reason and true when err is a Skip.
+// skipReason returns the reason and true when err is a Skip, possibly wrapped. A
+// Skip that is joined with another error is not: that error must not vanish.
 func skipReason(err error) (string, bool) {
-	var s *skipError
-	if errors.As(err, &s) {
-		return s.reason, true
+	for ; err != nil; err = errors.Unwrap(err) {
+		if s, ok := err.(*skipError); ok { //nolint:errorlint // The chain is walked here, without its branches.
+			return s.reason, true
+		}
 	}
 	return "", false
 }

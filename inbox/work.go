@@ -1,8 +1,11 @@
 package inbox
 
 import (
+	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"runtime/debug"
 	"time"
 
 	"github.com/ackafter/ackafter/broker"
@@ -19,10 +22,10 @@ type work struct {
 	claim  Claim
 	keyErr error // the key cannot be trusted
 
-	failed int   // counted failed attempts
-	last   error // of the last failed attempt
-	alone  int   // failures like infrastructure's while it ran alone
-	doomed *doom // to be parked as soon as its claim is held
+	failed  int // counted failed attempts
+	waits   int // for its key, which others hold
+	suspect suspicion
+	doomed  *doom // to be parked as soon as its claim is held
 
 	fate  fate
 	start time.Time
@@ -32,6 +35,20 @@ type work struct {
 type doom struct {
 	reason Reason
 	err    error
+}
+
+// suspicion is what speaks for it that failures which look like infrastructure's
+// are the message's own.
+type suspicion struct {
+	alone     int       // failures of that kind while it ran alone
+	successes int64     // of the run's other messages, at the last of them
+	lonely    int       // of them, with nobody else succeeding in between
+	since     time.Time // of the first lonely one
+}
+
+// effectsUnknown tells that its handler ended a transaction by itself.
+func (w *work) effectsUnknown() bool {
+	return w.doomed != nil && w.doomed.reason == ReasonEffectsUnknown
 }
 
 // fate is what one attempt decided for one message. It counts only when the
@@ -69,8 +86,14 @@ func (w *work) lane() string {
 
 func (w *work) lost() bool { return w.delivery != nil && w.delivery.Context().Err() != nil }
 
+// end is the context that ends when the delivery is lost.
+func (w *work) end() context.Context { return w.delivery.Context() }
+
 // item is a work in the lanes.
 type item = lanes.Item[*work]
+
+// maxFingerprint is the longest fingerprint that is stored as it is, in bytes.
+const maxFingerprint = 256
 
 // newWork derives everything that the claim needs. A key that cannot be trusted
 // is kept as keyErr.
@@ -91,18 +114,22 @@ func (c *Consumer[Tx]) derive(m *broker.Message) (Claim, error) {
 		TraceID:   traceID(m.Headers),
 		Retention: c.cfg.Retention,
 	}
-	err := guard("tenant", func() (err error) {
+	if !storable(cl.EventTime) {
+		cl.EventTime = time.Time{} // A broker's clock may say anything.
+	}
+	err := guard("tenant", func() error {
 		if c.cfg.Tenant == nil {
 			return nil
 		}
 		tenant, err := c.cfg.Tenant(m)
-		if err == nil {
-			err = validateTenant(tenant)
+		if err != nil {
+			return fmt.Errorf("inbox: tenant: %w", err)
 		}
-		if err == nil {
-			cl.Tenant = tenant
+		if err := validateTenant(tenant); err != nil {
+			return err
 		}
-		return err
+		cl.Tenant = tenant
+		return nil
 	})
 	if err != nil {
 		return cl, err
@@ -113,9 +140,14 @@ func (c *Consumer[Tx]) derive(m *broker.Message) (Claim, error) {
 	}
 	return cl, guard("fingerprint or event time", func() (err error) {
 		if c.cfg.EventTime != nil {
-			if cl.EventTime, err = c.cfg.EventTime(m); err != nil {
+			at, err := c.cfg.EventTime(m)
+			if err == nil && !storable(at) {
+				err = errors.New("is not between the years 1 and 9999")
+			}
+			if err != nil {
 				return fmt.Errorf("inbox: event time: %w", err)
 			}
+			cl.EventTime = at
 		}
 		if c.cfg.Fingerprint == nil {
 			sum := sha256.Sum256(m.Body)
@@ -125,8 +157,18 @@ func (c *Consumer[Tx]) derive(m *broker.Message) (Claim, error) {
 		if cl.Fingerprint, err = c.cfg.Fingerprint(m); err != nil {
 			return fmt.Errorf("inbox: fingerprint: %w", err)
 		}
+		if len(cl.Fingerprint) > maxFingerprint {
+			sum := sha256.Sum256(cl.Fingerprint)
+			cl.Fingerprint = sum[:]
+		}
 		return nil
 	})
+}
+
+// storable tells that a database can store a time.
+func storable(t time.Time) bool {
+	const first, last = 1, 9999
+	return t.UTC().Year() >= first && t.UTC().Year() <= last
 }
 
 // guard turns a panic of a user's function into its error, so that one message
@@ -134,7 +176,7 @@ func (c *Consumer[Tx]) derive(m *broker.Message) (Claim, error) {
 func guard(what string, fn func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("inbox: derive %s: %w", what, &PanicError{Value: p})
+			err = fmt.Errorf("inbox: derive %s: %w", what, &PanicError{Value: p, Stack: debug.Stack()})
 		}
 	}()
 	return fn()
@@ -153,7 +195,7 @@ func (w *work) newMessage() *Message {
 }
 
 // parked returns the message as a dead letter.
-func (w *work) parked(reason Reason, attempts int, err error) Parked {
+func (w *work) parked(reason Reason, err error) Parked {
 	p := Parked{
 		Key:         w.claim.Key,
 		Fingerprint: w.claim.Fingerprint,
@@ -161,7 +203,7 @@ func (w *work) parked(reason Reason, attempts int, err error) Parked {
 		Lane:        w.lane(),
 		State:       ParkedDead,
 		Reason:      reason,
-		Attempts:    attempts,
+		Attempts:    w.failed,
 		EventTime:   w.claim.EventTime,
 		Worker:      w.claim.Worker,
 	}
@@ -170,6 +212,10 @@ func (w *work) parked(reason Reason, attempts int, err error) Parked {
 	}
 	if err != nil {
 		p.Error = err.Error()
+	}
+	var panicked *PanicError
+	if errors.As(err, &panicked) {
+		p.Error += "\n" + string(panicked.Stack)
 	}
 	return p
 }

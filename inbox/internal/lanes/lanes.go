@@ -20,7 +20,7 @@ type Limits struct {
 type Queue[T any] struct {
 	limits  Limits
 	workers int
-	lost    func(T) bool
+	end     func(T) context.Context
 
 	mu      sync.Mutex
 	changed *sync.Cond // ready, held, bytes or closed changed
@@ -30,6 +30,7 @@ type Queue[T any] struct {
 	waiting int // items in ready lanes
 	held    int
 	bytes   int64
+	largest int64 // of the items seen lately
 	closed  bool
 }
 
@@ -38,6 +39,7 @@ type lane[T any] struct {
 	items []*Item[T] // not taken
 	busy  bool
 	timer *time.Timer // set while the lane waits out a delay
+	watch func() bool // stops watching the head's end, while timer is set
 }
 
 // Item is a value in the queue. What is to become of a taken item is said by
@@ -49,15 +51,17 @@ type Item[T any] struct {
 	Keep bool
 	// Delay is how long its lane waits before the item is handed out again.
 	Delay time.Duration
+	// Alone hands a kept item out by itself the next time.
+	Alone bool
 
 	lane *lane[T]
 	size int64
 }
 
-// New returns an empty queue for a number of workers. lost tells that an item
+// New returns an empty queue for a number of workers. An item whose end has come
 // need not wait out its lane's delay, because it is going to be dropped.
-func New[T any](workers int, limits Limits, lost func(T) bool) *Queue[T] {
-	q := &Queue[T]{limits: limits, workers: max(workers, 1), lost: lost,
+func New[T any](workers int, limits Limits, end func(T) context.Context) *Queue[T] {
+	q := &Queue[T]{limits: limits, workers: max(workers, 1), end: end,
 		lanes: map[string]*lane[T]{}, delayed: map[*lane[T]]struct{}{}}
 	q.changed = sync.NewCond(&q.mu)
 	return q
@@ -81,12 +85,9 @@ func (q *Queue[T]) Put(name string, v T, size int) bool {
 	l.items = append(l.items, &Item[T]{Value: v, lane: l, size: int64(size)})
 	q.held++
 	q.bytes += int64(size)
+	q.largest = max(q.largest-q.largest/64, int64(size)) // It fades: one giant does not count for ever.
 	switch {
-	case l.busy:
-	case l.timer != nil:
-		if q.lost(l.items[0].Value) {
-			q.wake(l)
-		}
+	case l.busy, l.timer != nil:
 	case len(l.items) == 1:
 		q.setReady(l)
 	default:
@@ -111,8 +112,8 @@ func (q *Queue[T]) Room(ctx context.Context) (int, bool) {
 		if q.limits.Items > 0 {
 			room = q.limits.Items - q.held
 		}
-		if q.limits.Bytes > 0 && q.bytes >= q.limits.Bytes {
-			room = 0
+		if q.limits.Bytes > 0 {
+			room = min(room, q.roomByBytes())
 		}
 		if room > 0 {
 			return room, true
@@ -121,8 +122,21 @@ func (q *Queue[T]) Room(ctx context.Context) (int, bool) {
 	}
 }
 
+// roomByBytes is for how many items there is room if all are as large as the
+// largest one seen; at least one while there is any room.
+func (q *Queue[T]) roomByBytes() int {
+	left := q.limits.Bytes - q.bytes
+	switch {
+	case left <= 0:
+		return 0
+	case q.largest == 0:
+		return 1 // Nothing is known yet.
+	}
+	return int(max(left/q.largest, 1))
+}
+
 // Take waits for ready lanes and takes items from their fronts: at most limit,
-// and no more than this worker's share of what is ready, so that one worker
+// an item marked Alone by itself, and no more than this worker's share of what is ready, so that one worker
 // does not take what others could work on now. It returns nil when ctx ended or
 // the queue is closed. The items must be given back with Finish.
 func (q *Queue[T]) Take(ctx context.Context, limit int) []*Item[T] {
@@ -138,17 +152,32 @@ func (q *Queue[T]) Take(ctx context.Context, limit int) []*Item[T] {
 	if ctx.Err() != nil || q.closed {
 		return nil
 	}
-	share := (q.waiting + q.workers - 1) / q.workers
+	sharers := min(q.workers, len(q.ready)) // A lane is never worked on by two.
+	share := (q.waiting + sharers - 1) / sharers
 	limit = max(1, min(limit, share))
 	taken := make([]*Item[T], 0, limit)
+	var later []*lane[T] // ready, but not to be mixed with what is taken
 	for len(taken) < limit && len(q.ready) > 0 {
 		l := q.ready[0]
 		q.ready = q.ready[1:]
+		alone := l.items[0].Alone
+		if alone && len(taken) > 0 {
+			later = append(later, l)
+			continue
+		}
 		q.waiting -= len(l.items)
 		n := min(limit-len(taken), len(l.items))
+		if alone {
+			n, limit = 1, 1
+			l.items[0].Alone = false
+		}
 		taken = append(taken, l.items[:n]...)
-		l.items = append([]*Item[T](nil), l.items[n:]...)
+		clear(l.items[:n])
+		l.items = l.items[n:]
 		l.busy = true
+	}
+	if len(later) > 0 {
+		q.ready = append(later, q.ready...)
 	}
 	return taken
 }
@@ -182,20 +211,22 @@ func (q *Queue[T]) finishLane(l *lane[T], items []*Item[T]) {
 		q.bytes -= it.size
 	}
 	l.busy = false
-	l.items = append(kept, l.items...)
+	if len(kept) > 0 {
+		l.items = append(kept, l.items...)
+	}
 	if q.closed {
 		return
 	}
-	if len(kept) == 0 || kept[0].Delay <= 0 {
-		for _, it := range kept {
-			it.Keep, it.Delay = false, 0
+	delay := time.Duration(0)
+	for i, it := range kept {
+		if i == 0 {
+			delay = it.Delay
 		}
+		it.Keep, it.Delay = false, 0
+	}
+	if delay <= 0 {
 		q.setReady(l)
 		return
-	}
-	delay := kept[0].Delay
-	for _, it := range kept {
-		it.Keep, it.Delay = false, 0
 	}
 	var timer *time.Timer
 	timer = time.AfterFunc(delay, func() {
@@ -207,17 +238,30 @@ func (q *Queue[T]) finishLane(l *lane[T], items []*Item[T]) {
 	})
 	l.timer = timer
 	q.delayed[l] = struct{}{}
+	l.watch = context.AfterFunc(q.end(kept[0].Value), func() { //nolint:contextcheck // The item's own end.
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if l.timer == timer {
+			q.wake(l)
+		}
+	})
 }
 
 // wake ends a lane's delay.
 func (q *Queue[T]) wake(l *lane[T]) {
-	l.timer.Stop()
-	l.timer = nil
+	l.stopWaiting()
 	delete(q.delayed, l)
 	if !q.closed {
 		q.setReady(l)
 		q.changed.Broadcast()
 	}
+}
+
+// stopWaiting ends a lane's timer and what watches over it.
+func (l *lane[T]) stopWaiting() {
+	l.timer.Stop()
+	l.watch()
+	l.timer, l.watch = nil, nil
 }
 
 // setReady makes a free lane ready, or forgets it when it is empty.
@@ -251,8 +295,7 @@ func (q *Queue[T]) Close() []T {
 		l.items = nil
 	}
 	for l := range q.delayed {
-		l.timer.Stop()
-		l.timer = nil
+		l.stopWaiting()
 		collect(l)
 	}
 	for _, l := range q.ready {

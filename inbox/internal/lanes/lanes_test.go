@@ -12,7 +12,7 @@ import (
 	"github.com/ackafter/ackafter/inbox/internal/lanes"
 )
 
-func never(string) bool { return false }
+func never(string) context.Context { return context.Background() }
 
 func values(items []*lanes.Item[string]) string {
 	s := ""
@@ -68,8 +68,8 @@ func TestLimits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := lanes.New(1, lanes.Limits{Items: 2, Bytes: 10}, never)
-		if n, ok := q.Room(t.Context()); n != 2 || !ok {
-			t.Fatalf("Room = %d, %v", n, ok)
+		if n, ok := q.Room(t.Context()); n != 1 || !ok {
+			t.Fatalf("Room = %d, %v, want 1 before a size is known", n, ok)
 		}
 		q.Put("", "big", 100)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -82,8 +82,8 @@ func TestLimits(t *testing.T) {
 			<-time.After(time.Hour)
 			q.Finish(items)
 		}()
-		if n, ok := q.Room(t.Context()); n != 2 || !ok {
-			t.Fatalf("Room = %d, %v after everything is done", n, ok)
+		if n, ok := q.Room(t.Context()); n != 1 || !ok {
+			t.Fatalf("Room = %d, %v after everything is done, want 1 for giants", n, ok)
 		}
 	})
 }
@@ -91,19 +91,57 @@ func TestLimits(t *testing.T) {
 func TestLostEndsDelay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		lost := false
-		q := lanes.New(1, lanes.Limits{}, func(string) bool { return lost })
+		ctx, lose := context.WithCancel(t.Context())
+		q := lanes.New(1, lanes.Limits{}, func(string) context.Context { return ctx })
 		q.Put("a", "old", 1)
 		items := q.Take(t.Context(), 1)
 		items[0].Keep, items[0].Delay = true, time.Hour
 		q.Finish(items)
-		lost = true
-		start := time.Now()
 		q.Put("a", "new", 1)
+		lose()
+		start := time.Now()
 		if got := values(q.Take(t.Context(), 9)); got != "old new " || time.Since(start) != 0 {
 			t.Errorf("took %q after %v", got, time.Since(start))
 		}
 	})
+}
+
+func TestAloneIsNotMixed(t *testing.T) {
+	t.Parallel()
+	q := lanes.New(1, lanes.Limits{}, never)
+	for _, v := range []string{"a1", "a2", "b1", "c1"} {
+		q.Put(v[:1], v, 1)
+	}
+	got := q.Take(t.Context(), 1)
+	got[0].Keep, got[0].Alone = true, true
+	q.Finish(got) // a1 is back, behind b and c
+	if got = q.Take(t.Context(), 9); values(got) != "b1 c1 " {
+		t.Errorf("took %q: an item that is to run alone is mixed with others", values(got))
+	}
+	q.Finish(got)
+	if got = q.Take(t.Context(), 9); values(got) != "a1 " {
+		t.Errorf("took %q, want a1 alone", values(got))
+	}
+	q.Finish(got)
+	if got = q.Take(t.Context(), 9); values(got) != "a2 " {
+		t.Errorf("took %q", values(got))
+	}
+}
+
+func TestRoomByBytes(t *testing.T) {
+	t.Parallel()
+	q := lanes.New(1, lanes.Limits{Bytes: 100}, never)
+	if n, _ := q.Room(t.Context()); n > 10 {
+		t.Errorf("room for %d before anything is known about sizes", n)
+	}
+	q.Put("a", "x", 20)
+	if n, _ := q.Room(t.Context()); n != 4 {
+		t.Errorf("room for %d, want 4 of 20 bytes each", n)
+	}
+	q.Put("a", "x", 50)
+	if n, _ := q.Room(t.Context()); n != 1 {
+		t.Errorf("room for %d, want 1", n)
+	}
 }
 
 func TestCloseReturnsTheRest(t *testing.T) {

@@ -1,0 +1,173 @@
+package inboxpgx_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/broker/memory"
+	"github.com/ackafter/ackafter/inbox"
+	"github.com/ackafter/ackafter/inbox/internal/pgtest"
+	"github.com/ackafter/ackafter/inbox/internal/pgxharness"
+	"github.com/ackafter/ackafter/keyfunc"
+)
+
+type loopRig struct {
+	pool  *pgxpool.Pool
+	queue *memory.Queue
+	logs  *bytes.Buffer
+}
+
+func newLoopRig(t *testing.T, cfg *inbox.Config, lane func(*broker.Message) string, h inbox.Handler[pgx.Tx], bulk inbox.BulkHandler[pgx.Tx], bodies ...string) *loopRig {
+	t.Helper()
+	db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
+	r := &loopRig{pool: db.Pool(t, nil), queue: memory.New("q", &memory.Config{Lane: lane}), logs: &bytes.Buffer{}}
+	if _, err := r.pool.Exec(t.Context(), `create table effects (key text)`); err != nil {
+		t.Fatal(err)
+	}
+	store := pgxharness.NewStore(t, r.pool, "")
+	cfg.Logger = slog.New(slog.NewTextHandler(r.logs, nil))
+	var c *inbox.Consumer[pgx.Tx]
+	var err error
+	if bulk != nil {
+		c, err = inbox.NewBulk(store, "billing", keyfunc.JSON("id"), bulk, cfg)
+	} else {
+		c, err = inbox.New(store, "billing", keyfunc.JSON("id"), h, cfg)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range bodies {
+		r.queue.Publish(&broker.Message{Key: []byte("k"), Body: []byte(b)})
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx, r.queue.Source()) }()
+	t.Cleanup(func() { stop(); <-done })
+	return r
+}
+
+func (r *loopRig) wait(t *testing.T, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	return r.queue.Drained(ctx)
+}
+
+func (r *loopRig) count(t *testing.T, sql string) (n int) {
+	t.Helper()
+	if err := r.pool.QueryRow(t.Context(), sql).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func effectOf(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
+	_, err := tx.Exec(ctx, `insert into effects values ($1)`, m.MessageKey)
+	return err
+}
+
+func TestLoopLargeFingerprint(t *testing.T) {
+	t.Parallel()
+	pad := make([]byte, 6000)
+	_, _ = rand.Read(pad)
+	var runs atomic.Int64
+	r := newLoopRig(t, &inbox.Config{Fingerprint: func(m *broker.Message) ([]byte, error) { return m.Body, nil }}, nil,
+		func(context.Context, pgx.Tx, *inbox.Message) error {
+			runs.Add(1)
+			return inbox.Permanent(errors.New("no"))
+		}, nil,
+		`{"id":"a","pad":"`+base64.StdEncoding.EncodeToString(pad)+`"}`)
+	if err := r.wait(t, 20*time.Second); err != nil {
+		lines := strings.Split(r.logs.String(), "\n")
+		t.Errorf("%v; the handler ran %d times\n%s", err, runs.Load(), lines[len(lines)-2])
+	}
+}
+
+func TestLoopDiskFull(t *testing.T) {
+	t.Parallel()
+	r := newLoopRig(t, &inbox.Config{}, nil, func(ctx context.Context, tx pgx.Tx, _ *inbox.Message) error {
+		_, err := tx.Exec(ctx, `do $$ begin raise exception 'could not extend file: No space left on device' using errcode = '53100'; end $$`)
+		return err
+	}, nil, `{"id":"a"}`, `{"id":"b"}`)
+	_ = r.wait(t, 20*time.Second)
+	if n := r.count(t, `select count(*) from inbox_parked where state = 'dead'`); n != 0 {
+		t.Errorf("%d dead letters while the disk is full", n)
+	}
+}
+
+func rollbackAndGoOn(ctx context.Context, tx pgx.Tx, key string) error {
+	// Through the connection itself: ROLLBACK, then autocommit.
+	if _, err := tx.Conn().PgConn().Exec(ctx, "rollback").ReadAll(); err != nil {
+		return err
+	}
+	_, err := tx.Conn().PgConn().Exec(ctx, fmt.Sprintf("insert into effects values ('%s')", key)).ReadAll()
+	return err
+}
+
+func TestLoopBulkRollback(t *testing.T) {
+	t.Parallel()
+	r := newLoopRig(t, &inbox.Config{Workers: 1}, nil, nil, func(ctx context.Context, tx pgx.Tx, ms []*inbox.Message) error {
+		_, _ = tx.Conn().PgConn().Exec(ctx, "rollback").ReadAll()
+		for _, m := range ms {
+			_, _ = tx.Conn().PgConn().Exec(ctx, fmt.Sprintf("insert into effects values ('%s')", m.MessageKey)).ReadAll()
+		}
+		return nil
+	}, `{"id":"a"}`, `{"id":"b"}`, `{"id":"c"}`)
+	_ = r.wait(t, 20*time.Second)
+	if n := r.count(t, `select count(*) from effects`); n > 3 {
+		t.Errorf("%d rows for 3 messages", n)
+	}
+}
+
+func TestLoopTwinRollback(t *testing.T) {
+	t.Parallel()
+	r := newLoopRig(t, &inbox.Config{Workers: 1}, func(*broker.Message) string { return "" }, func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
+		if m.MessageKey == "a" {
+			return rollbackAndGoOn(ctx, tx, "a")
+		}
+		return effectOf(ctx, tx, m)
+	}, nil, `{"id":"a"}`, `{"id":"a"}`, `{"id":"b"}`)
+	_ = r.wait(t, 20*time.Second)
+	if n := r.count(t, `select count(*) from effects where key = 'a'`); n > 1 {
+		t.Errorf("%d rows for key a", n)
+	}
+}
+
+// The user's code leaked the pool's connections: who is told?
+func TestLoopPoolExhausted(t *testing.T) {
+	t.Parallel()
+	pauses := &pauseCounter{}
+	var r *loopRig
+	hold := make(chan struct{})
+	r = newLoopRig(t, &inbox.Config{Hooks: []inbox.Hook{pauses}}, nil, effectOf, nil, `{"id":"a"}`)
+	_ = r.wait(t, 5*time.Second)
+	for range int(r.pool.Config().MaxConns) {
+		c, err := r.pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() { <-hold; c.Release() }()
+	}
+	r.queue.Publish(&broker.Message{Key: []byte("k"), Body: []byte(`{"id":"b"}`)})
+	_ = r.wait(t, 30*time.Second)
+	if pauses.n.Load() == 0 {
+		t.Errorf("no connection for 30s, and no pause and no line:\n%s", r.logs)
+	}
+	close(hold)
+}
+
+type pauseCounter struct{ n atomic.Int64 }
+
+func (p *pauseCounter) OnPause(context.Context, inbox.PauseEvent) { p.n.Add(1) }
