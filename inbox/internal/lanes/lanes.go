@@ -238,7 +238,7 @@ func (q *Queue[T]) finishLane(l *lane[T], items []*Item[T]) {
 	})
 	l.timer = timer
 	q.delayed[l] = struct{}{}
-	l.watch = context.AfterFunc(q.end(kept[0].Value), func() { //nolint:contextcheck // The item's own end.
+	l.watch = context.AfterFunc(q.end(kept[0].Value), func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		if l.timer == timer {
