@@ -219,7 +219,7 @@ func TestManyWorkers(t *testing.T) {
 				}
 				finished := done == laneCount*perLane
 				mu.Unlock()
-				q.Finish(items)
+				q.Finish(items) //nolint:contextcheck // An item has its own end.
 				if finished {
 					q.Close()
 				}
