@@ -29,7 +29,9 @@ func lazyPool(tb testing.TB, url string) *pgxpool.Pool {
 	return pool
 }
 
-// SQLSTATEs decide, whatever the language of the message. Case D1.
+// SQLSTATEs decide, whatever the language of the message.
+//
+// case D1
 func TestClassifyByState(t *testing.T) {
 	t.Parallel()
 	store := pgxharness.NewStore(t, lazyPool(t, "postgres://u@127.0.0.1:1/d"), "")

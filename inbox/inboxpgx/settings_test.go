@@ -107,7 +107,9 @@ func TestIdleTimeout(t *testing.T) {
 }
 
 // When the database's default keeps one snapshot for a transaction, a twin still
-// sees that its message was parked while it waited. Case D13.
+// sees that its message was parked while it waited.
+//
+// case D13
 func TestDefaultIsolation(t *testing.T) {
 	t.Parallel()
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {

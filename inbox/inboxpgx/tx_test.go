@@ -475,7 +475,9 @@ func swallowingWays() []way {
 }
 
 // However a handler comes by an error that it ignores, it has failed, and the
-// error names the statement. Case D7.
+// error names the statement.
+//
+// case D7
 func TestEveryWayToSwallowAnError(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {

@@ -123,7 +123,9 @@ func entriesInOrder[Tx any](s *storeSuite[Tx]) {
 }
 
 // 4. Consumers and tenants are scopes: the same message key in another one is
-// another key. Case D4.
+// another key.
+//
+// case D4
 func scopes[Tx any](s *storeSuite[Tx]) {
 	c := claim("k1")
 	s.handle(c, nil)

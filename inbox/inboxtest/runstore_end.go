@@ -54,7 +54,9 @@ func (s *storeSuite[Tx]) end(b inbox.Batch[Tx], i int, key string, e Ending[Tx])
 
 // 30. A handler that ends the transaction is never taken for a success. If its
 // attempt was refused, it is a failed run and the batch goes on; otherwise
-// Finish wraps ErrTxEnded. Case D8.
+// Finish wraps ErrTxEnded.
+//
+// case D8
 func endsAlone[Tx any](s *storeSuite[Tx]) {
 	if len(s.Endings) == 0 {
 		s.Skip("no endings")
@@ -73,7 +75,9 @@ func endsAlone[Tx any](s *storeSuite[Tx]) {
 }
 
 // 31. The same in a batch of three: whatever the second does, the claims of its
-// neighbours are committed only together with their work. Case D8.
+// neighbours are committed only together with their work.
+//
+// case D8
 func endsInBatch[Tx any](s *storeSuite[Tx]) {
 	if len(s.Endings) == 0 {
 		s.Skip("no endings")
@@ -126,11 +130,15 @@ func deferredConstraint[Tx any](s *storeSuite[Tx]) {
 }
 
 // 33. The connection breaks before the database has COMMIT: ErrCommitUnknown,
-// and a new claim says FirstAttempt. Case D9.
+// and a new claim says FirstAttempt.
+//
+// case D9
 func commitLost[Tx any](s *storeSuite[Tx]) { s.cut(false) }
 
 // 34. The connection breaks before the answer to COMMIT comes:
-// ErrCommitUnknown, and a new claim says Replay. Case D9.
+// ErrCommitUnknown, and a new claim says Replay.
+//
+// case D9
 func commitAnswerLost[Tx any](s *storeSuite[Tx]) { s.cut(true) }
 
 func (s *storeSuite[Tx]) cut(reached bool) {

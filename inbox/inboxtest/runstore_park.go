@@ -249,7 +249,9 @@ func parkConflict[Tx any](s *storeSuite[Tx]) {
 }
 
 // 42. A twin that waits while a message is parked does not run: it finds the
-// parked row, at every isolation level. Case D13.
+// parked row, at every isolation level.
+//
+// case D13
 func twinOfParked[Tx any](s *storeSuite[Tx]) {
 	b := s.begin(claims("k1", "k2")...)
 	s.park(b, 0, parked(claim("k1")))

@@ -44,7 +44,9 @@ func (s *storeSuite[Tx]) await(c <-chan begun[Tx]) inbox.Batch[Tx] {
 
 // 11. Two claim one key at once. The second waits for the first; when that
 // commits it is a Replay and sees the result. At every isolation level a
-// serialization failure of the claim is the store's to solve. Case D5.
+// serialization failure of the claim is the store's to solve.
+//
+// case D5
 func winnerCommits[Tx any](s *storeSuite[Tx]) {
 	winner := s.begin(claim("k1"))
 	s.work(winner, 0, "k1", []byte("won"))
@@ -66,7 +68,9 @@ func winnerCommits[Tx any](s *storeSuite[Tx]) {
 	}
 }
 
-// 12. When the first rolls back, the second gets the key. Case D5.
+// 12. When the first rolls back, the second gets the key.
+//
+// case D5
 func winnerRollsBack[Tx any](s *storeSuite[Tx]) {
 	winner := s.begin(claim("k1"))
 	s.work(winner, 0, "k1", nil)
@@ -179,7 +183,9 @@ func (s *storeSuite[Tx]) handleTry(ctx context.Context, cs ...inbox.Claim) (inbo
 }
 
 // 16. A key that stays held is ErrInFlight after LockTimeout. Then nothing is
-// held, neither the other keys of the batch nor a connection. Case D5.
+// held, neither the other keys of the batch nor a connection.
+//
+// case D5
 func inFlight[Tx any](s *storeSuite[Tx]) {
 	holder := s.begin(claim("k2"))
 	o := options()
@@ -292,7 +298,9 @@ func boundsEnd[Tx any](s *storeSuite[Tx]) {
 }
 
 // 19. Batches over the same keys in shuffled orders do not deadlock on claims:
-// whatever happens, each key's work is done once. Case D6.
+// whatever happens, each key's work is done once.
+//
+// case D6
 func shuffledBatches[Tx any](s *storeSuite[Tx]) {
 	const workers, rounds, perRound, size = 4, 15, 24, 8
 	for round := range rounds {

@@ -97,7 +97,9 @@ func bulkRun[Tx any](s *storeSuite[Tx]) {
 const brokenSQL = "insert into no_such_table values (1)"
 
 // 24. A handler that ignores a failed statement and reports success has failed:
-// Finish wraps ErrSwallowed, the run is undone, the batch goes on. Case D7.
+// Finish wraps ErrSwallowed, the run is undone, the batch goes on.
+//
+// case D7
 func swallowedError[Tx any](s *storeSuite[Tx]) {
 	if !s.h.AbortsOnError {
 		s.Skip("the database goes on after a failed statement")
