@@ -306,10 +306,13 @@ func (a *attempt[Tx]) conflict(ctx context.Context, w *work, i int, e Entry) err
 }
 
 // mayNotStart tells that no further handler shall be started: because of a stop,
-// or because the transaction has been open for BatchTime; at least one has run by
-// then.
+// because a handler changed the transaction's settings, or because the transaction
+// has been open for BatchTime; at least one has run by then.
 func (a *attempt[Tx]) mayNotStart(ctx context.Context) bool {
 	if ctx.Err() != nil || (a.stopping != nil && a.stopping()) {
+		return true
+	}
+	if s, ok := a.batch.(Sealer); ok && s.Sealed() {
 		return true
 	}
 	return a.c.cfg.BatchTime > 0 && a.event.Claimed > 0 && time.Since(a.opened) > a.c.cfg.BatchTime

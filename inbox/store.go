@@ -254,6 +254,15 @@ type PoolSizer interface {
 	PoolSize() int
 }
 
+// Sealer is implemented by batches whose transaction can become unfit for the
+// next message's handler, because a handler changed settings of the transaction
+// (set local, set_config: a search path, a tenant for row-level security).
+type Sealer interface {
+	// Sealed reports that no further handler shall be started in this batch.
+	// What is finished can be committed.
+	Sealed() bool
+}
+
 // Inspector is implemented by stores that can answer an operator's questions.
 type Inspector interface {
 	// Find returns the rows of a message key over all consumers and tenants,

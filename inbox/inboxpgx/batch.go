@@ -32,6 +32,8 @@ type batch struct {
 	sp   savepoint
 	over bool // the transaction has ended with nothing in it; see begin.duplicates
 
+	sealed bool // a handler changed settings; see Sealed
+
 	mu    sync.Mutex
 	phase phase
 	run   *run // the one that is going on, or nil
@@ -207,9 +209,16 @@ func (b *batch) finish(ctx context.Context, i int, ok bool, result []byte) error
 		b.keep(i, false, nil)
 		return err
 	}
+	if ok && (run.resets.Load() || run.exposed.Load()) {
+		b.sealed = true
+	}
 	b.keep(i, ok, result)
 	return nil
 }
+
+// Sealed implements inbox.Sealer. A rollback to the savepoint takes changed
+// settings back; a run that was kept leaves them for the next one.
+func (b *batch) Sealed() bool { return b.sealed }
 
 func (b *batch) keep(i int, ok bool, result []byte) {
 	b.kept[i], b.results[i] = ok, nil

@@ -30,6 +30,20 @@ func control(sql string) (found string, complete bool) {
 	}
 }
 
+// settingsIn tells whether an SQL text changes settings of the transaction or the
+// session, so that the next handler would find them changed.
+func settingsIn(sql string) bool {
+	l := lexer{text: sql}
+	first := true // of a statement
+	for t := l.next(); t.kind != end; t = l.next() {
+		if first && t.is("set", "reset", "discard") || t.is("set_config") {
+			return true
+		}
+		first = t.kind == symbol && t.text == ";"
+	}
+	return false
+}
+
 // lexer reads SQL text as far as needed to find where statements begin.
 type lexer struct {
 	text string

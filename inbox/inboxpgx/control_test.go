@@ -137,3 +137,24 @@ func FuzzControl(f *testing.F) {
 		}
 	})
 }
+
+func TestSettings(t *testing.T) {
+	t.Parallel()
+	for sql, want := range map[string]bool{
+		"set local search_path = x":               true,
+		"  -- a comment\nSET search_path = x":     true,
+		"select 1; reset all":                     true,
+		"select set_config('a', 'b', true)":       true,
+		"discard all":                             true,
+		"update t set a = 1":                      false,
+		"insert into t values ('set local x')":    false,
+		"select 'set_config'":                     false,
+		"insert into set_config_log values (1)":   false,
+		"":                                        false,
+		"delete from t where a = $1 returning id": false,
+	} {
+		if got := settingsIn(sql); got != want {
+			t.Errorf("settingsIn(%q) = %v, want %v", sql, got, want)
+		}
+	}
+}

@@ -36,10 +36,11 @@
 // counts. The Tx is dead from then on; values got from Conn and LargeObjects
 // must not be used any more either.
 //
-// Settings that a handler makes for the transaction (SET LOCAL, set_config)
-// last until the batch ends, so the handlers of later messages of the batch see
-// them. Handlers that depend on such settings set them first thing, each time, or
-// run alone (inbox.Config.BatchSize 1); handlers that change search_path or the
+// Settings that a handler makes for the transaction (SET LOCAL, set_config) last
+// until its end. They do not reach the handler of another message: a batch in
+// which a run with such a statement, or one that used Conn, was kept starts no
+// further handler, and the rest goes into the next batch. The inbox's own
+// statements at the end do run under them: handlers that change search_path or the
 // role need Config.Schema and a role that may write the inbox tables.
 //
 // # Round trips

@@ -171,3 +171,46 @@ func TestLoopPoolExhausted(t *testing.T) {
 type pauseCounter struct{ n atomic.Int64 }
 
 func (p *pauseCounter) OnPause(context.Context, inbox.PauseEvent) { p.n.Add(1) }
+
+// Settings that one handler makes for the transaction must not reach the handler
+// of the next message.
+func TestLoopSettingsDoNotLeak(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"set local": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "/* x */ set local search_path = pg_catalog")
+			return err
+		},
+		"set_config": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "select set_config('search_path', $1, true)", "pg_catalog")
+			return err
+		},
+		"conn": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Conn().Exec(ctx, "set local search_path = pg_catalog")
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newLoopRig(t, &inbox.Config{Workers: 1}, memory.Unordered,
+				func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
+					if _, err := tx.Exec(ctx, "insert into effects values ($1)", m.MessageKey); err != nil {
+						return err
+					}
+					if m.MessageKey == "a" {
+						return set(ctx, tx)
+					}
+					return nil
+				}, nil, `{"id":"a"}`, `{"id":"b"}`, `{"id":"c"}`)
+			if err := r.wait(t, 20*time.Second); err != nil {
+				t.Fatalf("%v\n%s", err, r.logs)
+			}
+			if n := r.count(t, "select count(*) from effects"); n != 3 {
+				t.Errorf("%d effects, want 3", n)
+			}
+			if strings.Contains(r.logs.String(), "attempt failed") {
+				t.Errorf("a message failed on its neighbour's settings:\n%s", r.logs)
+			}
+		})
+	}
+}

@@ -24,6 +24,7 @@ type run struct {
 
 	dead    atomic.Bool
 	exposed atomic.Bool // the handler had the connection itself
+	resets  atomic.Bool // settings of the transaction may have been changed
 
 	// mu is held while something uses the connection. It is only ever tried:
 	// concurrent use is an error, as with pgx itself, and not a wait.
@@ -109,6 +110,9 @@ func (r *run) refuse(sql, word string) error {
 func (r *run) allow(sql string) error {
 	if word := controlIn(sql); word != "" {
 		return r.refuse(sql, word)
+	}
+	if settingsIn(sql) {
+		r.resets.Store(true)
 	}
 	return nil
 }

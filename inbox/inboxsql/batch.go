@@ -24,10 +24,18 @@ type batch struct {
 	results [][]byte // by entry
 	run     *run     // the one that was started; nil between runs
 	broken  error    // why nothing can be committed any more
+	sealed  bool     // a handler changed settings; see Sealed
 	ended   atomic.Bool
 }
 
-var _ inbox.Batch[*sql.Tx] = (*batch)(nil)
+var (
+	_ inbox.Batch[*sql.Tx] = (*batch)(nil)
+	_ inbox.Sealer         = (*batch)(nil)
+)
+
+// Sealed implements inbox.Sealer. A rollback to the savepoint takes changed
+// settings back; a run that was kept leaves them for the next one.
+func (b *batch) Sealed() bool { return b.sealed }
 
 func newBatch(store *Store, s *session, cs []claim, ignoreParked bool) *batch {
 	return &batch{
@@ -143,6 +151,7 @@ func (b *batch) endRun(ctx context.Context, ok bool) error {
 	if ok && r.failed == nil {
 		err := b.s.exec(ctx, "release savepoint "+savepoint)
 		if err == nil {
+			b.sealed = b.sealed || r.resets
 			return nil
 		}
 		if sqlState(err) != inFailedTransaction {

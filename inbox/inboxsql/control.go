@@ -35,6 +35,22 @@ func endsTransaction(query string) bool {
 	return false
 }
 
+// changesSettings tells whether a text changes settings of the transaction or the
+// session, so that the next handler would find them changed.
+func changesSettings(query string) bool {
+	if strings.Contains(strings.ToLower(query), "set_config") {
+		return true
+	}
+	s := statements{rest: query}
+	for words := s.next(); words != nil; words = s.next() {
+		switch words[0] {
+		case "SET", "RESET", "DISCARD", "PRAGMA":
+			return true
+		}
+	}
+	return false
+}
+
 // rollsBackToSavepoint tells whether a text is a ROLLBACK TO.
 func rollsBackToSavepoint(query string) bool {
 	s := statements{rest: query}

@@ -274,3 +274,21 @@ func TestSortedClaims(t *testing.T) {
 		t.Errorf("order %v, want %v", got, want)
 	}
 }
+
+func TestChangesSettings(t *testing.T) {
+	t.Parallel()
+	for query, want := range map[string]bool{
+		"set local search_path = x":            true,
+		"/* x */ SET role y":                   true,
+		"select 1; reset all":                  true,
+		"select set_config('a', 'b', true)":    true,
+		"pragma foreign_keys = off":            true,
+		"update t set a = 1":                   false,
+		"insert into t values ('set local x')": false,
+		"":                                     false,
+	} {
+		if got := changesSettings(query); got != want {
+			t.Errorf("changesSettings(%q) = %v, want %v", query, got, want)
+		}
+	}
+}

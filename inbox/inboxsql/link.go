@@ -70,6 +70,7 @@ func (l *link) refuse(query string) error {
 		r.fail(query, ErrRefused)
 		return ErrRefused
 	}
+	l.run.resets = l.run.resets || changesSettings(query)
 	return nil
 }
 

@@ -18,6 +18,7 @@ type run struct {
 	over   bool                  // nothing is accepted any more
 	failed *inbox.StatementError // the first statement that failed
 	open   map[child]struct{}    // rows and statements
+	resets bool                  // it changed settings of the transaction
 }
 
 // child is something that a run left open.
