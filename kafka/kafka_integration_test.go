@@ -668,9 +668,13 @@ func TestRealCompacted(t *testing.T) {
 	l.eventually("the topic is compacted", func() bool {
 		cl := l.newClient(kgo.ConsumeTopics(l.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 		defer cl.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		return cl.PollFetches(ctx).NumRecords() <= 5
+		seen := 0
+		for last := ""; last != "other" && ctx.Err() == nil; {
+			cl.PollFetches(ctx).EachRecord(func(r *kgo.Record) { seen, last = seen+1, string(r.Value) })
+		}
+		return ctx.Err() == nil && seen == 5
 	})
 	s := l.open(l.config())
 	ds := l.receive(s, 5)
