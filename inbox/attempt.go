@@ -439,7 +439,7 @@ func (a *attempt[Tx]) charge(ctx context.Context, w *work, err error) error {
 // doomOf tells whether a message has failed for good.
 func (c *Consumer[Tx]) doomOf(failed int, err error) *doom {
 	switch {
-	case IsPermanent(err), errors.Is(err, ErrTxEnded):
+	case IsPermanent(err):
 		return &doom{ReasonPermanent, err}
 	case c.cfg.Retry.MaxAttempts > 0 && failed >= c.cfg.Retry.MaxAttempts:
 		return &doom{ReasonAttempts, err}

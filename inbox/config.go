@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -42,8 +43,10 @@ const (
 // by New and may be changed and reused afterwards.
 type Config struct {
 	// Workers is how many transactions run at once, each with a connection of
-	// its own. Default 4, or as many as the store has connections if that is
-	// less. More than the store has connections, more than 1000, and negative is
+	// its own. Default 4, or one less than the store has connections if that is
+	// less. Where handlers, or anybody else, use the same pool, leave connections
+	// for them: a handler that waits for one that all workers hold waits until
+	// its timeout. More than the store has connections, more than 1000, and negative is
 	// an error of New.
 	Workers int
 
@@ -158,8 +161,8 @@ type Retry struct {
 	// Default 200 ms. Negative: none.
 	Backoff time.Duration
 
-	// MaxBackoff caps the time between attempts. Default 30 s; must not be less
-	// than Backoff. Negative is an error.
+	// MaxBackoff caps the time between attempts. Default 30 s, or Backoff if that
+	// is more; must not be less than Backoff. Negative is an error.
 	MaxBackoff time.Duration
 }
 
@@ -188,7 +191,7 @@ func (c *Config) withDefaults(poolSize int) *Config {
 	if d.Workers == 0 {
 		d.Workers = defaultWorkers
 		if poolSize > 0 {
-			d.Workers = min(d.Workers, poolSize)
+			d.Workers = max(min(d.Workers, poolSize-1), 1)
 		}
 	}
 	d.BatchSize = number(d.BatchSize, defaultBatchSize, 1)
@@ -236,13 +239,19 @@ func (c *Config) validate(poolSize int) error {
 		return configError("Workers", c.Workers, "must not be negative")
 	case poolSize > 0 && c.Workers > poolSize:
 		return configError("Workers", c.Workers, fmt.Sprintf(
-			"each worker needs a connection and the store has only %d; enlarge the pool or lower Workers", poolSize))
+			"each worker needs a connection and the store has only %d (SQLite has one writer); enlarge the pool or lower Workers", poolSize))
 	case c.Workers > maxWorkers:
 		return configError("Workers", c.Workers, fmt.Sprintf("must be at most %d", maxWorkers))
 	case c.BatchSize > maxBatchSize:
 		return configError("BatchSize", c.BatchSize, fmt.Sprintf("must be at most %d", maxBatchSize))
 	case c.LockTimeout < time.Millisecond:
 		return configError("LockTimeout", c.LockTimeout, "must be at least 1ms: a wait has to end")
+	case c.BatchTime > 0 && c.BatchTime < time.Millisecond:
+		return configError("BatchTime", c.BatchTime, "must be at least 1ms, or negative for no bound")
+	case c.HandlerTimeout > 0 && c.HandlerTimeout < time.Millisecond:
+		return configError("HandlerTimeout", c.HandlerTimeout, "must be at least 1ms, or negative for no bound")
+	case c.ShutdownTimeout > 0 && c.ShutdownTimeout < time.Millisecond:
+		return configError("ShutdownTimeout", c.ShutdownTimeout, "must be at least 1ms, or negative for no grace")
 	case c.LockTimeout > maxTimeout:
 		return configError("LockTimeout", c.LockTimeout, fmt.Sprintf("must be at most %v", maxTimeout))
 	case c.HandlerTimeout > maxTimeout:
@@ -256,8 +265,8 @@ func (c *Config) validate(poolSize int) error {
 	case c.OnConflict < ConflictDeadLetter || c.OnConflict > ConflictFail:
 		return configError("OnConflict", int(c.OnConflict), "is not one of ConflictDeadLetter, ConflictSkip, ConflictFail")
 	}
-	if !utf8.ValidString(c.Worker) || len(c.Worker) > maxName {
-		return configError("Worker", strconv.Quote(c.Worker), fmt.Sprintf("must be valid UTF-8 of at most %d bytes", maxName))
+	if !utf8.ValidString(c.Worker) || len(c.Worker) > maxName || strings.ContainsRune(c.Worker, 0) {
+		return configError("Worker", strconv.Quote(fmt.Sprintf("%.40s", c.Worker)), fmt.Sprintf("must be valid UTF-8 without NUL, of at most %d bytes", maxName))
 	}
 	for i, h := range c.Hooks {
 		if !isHook(h) {

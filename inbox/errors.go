@@ -9,7 +9,7 @@ import (
 var (
 	// ErrNoSchema is returned by Store.Check, Run and Process when the inbox
 	// tables are missing.
-	ErrNoSchema = errors.New("the inbox tables are missing; run: ackafter migrate up")
+	ErrNoSchema = errors.New("the inbox tables are missing (make them with `ackafter migrate up`)")
 
 	// ErrSchemaVersion is returned by Store.Check, Run and Process when the
 	// inbox tables are of a version that this release does not work with.
@@ -31,6 +31,11 @@ var (
 	// ErrTxEnded: the handler committed or rolled back the transaction that
 	// belongs to the inbox.
 	ErrTxEnded = errors.New("the handler ended the transaction, which belongs to the inbox")
+
+	// ErrRefused is what a handler gets that tries to commit or roll back the
+	// transaction, which belongs to the inbox. Nothing was ended and the run's
+	// writes are rolled back; another attempt is of no use.
+	ErrRefused = errors.New("refused: the transaction belongs to the inbox")
 
 	// ErrNotCommitted: the transaction was rolled back instead of committed.
 	ErrNotCommitted = errors.New("the transaction was rolled back")
@@ -67,7 +72,7 @@ type SchemaVersionError struct {
 }
 
 func (e *SchemaVersionError) Error() string {
-	todo := "run: ackafter migrate up"
+	todo := "run `ackafter migrate up`"
 	if e.Have > e.Need {
 		todo = "use a newer release of ackafter"
 	}

@@ -11,8 +11,9 @@ import (
 )
 
 // Handler does the work for one message. What it writes through tx is committed
-// together with the message's key, or not at all. It must not end tx, must not
-// keep tx or m after it has returned, and should obey ctx, which ends at
+// together with the message's key, or not at all. It must not end tx, not even by
+// a deferred Rollback (it is refused, and the message becomes a dead letter), and
+// must not keep tx or m after it has returned, and should obey ctx, which ends at
 // Config.HandlerTimeout, when the delivery is lost, and at the end of a
 // shutdown's grace.
 //

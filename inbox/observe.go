@@ -40,7 +40,9 @@ func (c *Consumer[Tx]) logOutcome(ctx context.Context, w *work, e OutcomeEvent) 
 	case Conflict:
 		level = slog.LevelWarn
 	case Dead:
-		level = slog.LevelError
+		if e.Reason != "" { // Otherwise a duplicate of one.
+			level = slog.LevelError
+		}
 	}
 	if !c.cfg.Logger.Enabled(ctx, level) {
 		return
@@ -83,7 +85,7 @@ func (c *Consumer[Tx]) attrs(w *work) []slog.Attr {
 	attrs := make([]slog.Attr, 0, 12)
 	attrs = append(attrs,
 		slog.String("consumer", c.name),
-		slog.String("key", w.claim.MessageKey),
+		slog.String("key", w.storedKey()),
 		slog.String("message_id", w.message.ID),
 		slog.String("source", w.message.Source))
 	if w.message.Position.Known {

@@ -74,7 +74,7 @@ func TestProcessErrors(t *testing.T) {
 		{name: "goexit", handler: func(context.Context, *fakeTx, *inbox.Message) error { goexit(); return nil }, is: []error{inbox.ErrPanic}},
 		{name: "invalid key", body: `{"id":null}`, handler: write, is: []error{keyfunc.ErrInvalid}, permanent: true},
 		{name: "swallowed", handler: func(_ context.Context, tx *fakeTx, _ *inbox.Message) error { _ = tx.Fail(); return nil }, is: []error{inbox.ErrSwallowed, errSQL}},
-		{name: "ended", handler: func(_ context.Context, tx *fakeTx, _ *inbox.Message) error { tx.End(); return nil }, is: []error{inbox.ErrTxEnded}},
+		{name: "ended", handler: func(_ context.Context, tx *fakeTx, _ *inbox.Message) error { tx.End(); return nil }, is: []error{inbox.ErrTxEnded}, permanent: true},
 		{name: "database down", handler: write, fault: always("begin", errDown), is: []error{errDown}},
 		{name: "contention for ever", handler: write, fault: always("commit", fmt.Errorf("%w: %w", inbox.ErrNotCommitted, errDeadlock)), is: []error{errDeadlock}},
 		{name: "no schema", handler: write, fault: always("check", inbox.ErrNoSchema), is: []error{inbox.ErrNoSchema}},

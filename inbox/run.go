@@ -39,7 +39,7 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
 	defer softStop(nil)
 	r := &runner[Tx]{c: c, src: src, soft: soft, softStop: softStop, hard: hard}
 	r.batchSize.Store(int64(c.cfg.BatchSize))
-	r.gate = newGate(c.cfg.Logger, func(e PauseEvent) { c.onPause(ctx, e) })
+	r.gate = newGate(c.cfg.Logger.With(slog.String("consumer", c.name)), func(e PauseEvent) { c.onPause(ctx, e) })
 	r.queue = lanes.New(c.cfg.Workers, lanes.Limits{Items: c.cfg.MaxInFlight, Bytes: c.cfg.MaxInFlightBytes}, (*work).end)
 
 	if err := r.start(); err != nil {

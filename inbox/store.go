@@ -50,8 +50,8 @@ type Store[Tx any] interface {
 	// usable.
 	Claim(ctx context.Context, tx Tx, consumer, key string, opts ...ClaimOption) (Entry, error)
 
-	// SaveResult stores a result with a key that was claimed in tx by Claim. It
-	// returns ErrNotFound when the key is not there.
+	// SaveResult stores a result with a key that was claimed in tx by Claim: any
+	// bytes, though Record.Decode needs JSON. It returns ErrNotFound when the key is not there.
 	SaveResult(ctx context.Context, tx Tx, consumer, key string, result []byte, opts ...ClaimOption) error
 
 	// Lookup returns the row of a key, expired or not. ErrNotFound when there
@@ -203,7 +203,9 @@ func WithMessage(m *broker.Message) ClaimOption {
 func NewClaim(consumer, key string, opts ...ClaimOption) (Claim, error) {
 	c := Claim{Key: Key{Consumer: consumer, MessageKey: key}, Attempt: 1, Retention: DefaultRetention, Worker: defaultWorker()}
 	for _, o := range opts {
-		o(&c)
+		if o != nil {
+			o(&c)
+		}
 	}
 	if err := validateName("consumer", c.Consumer); err != nil {
 		return Claim{}, err

@@ -16,6 +16,8 @@ func validateName(field, name string) error {
 	switch {
 	case strings.TrimSpace(name) == "":
 		return fmt.Errorf("inbox: %s: must not be empty", field)
+	case strings.TrimSpace(name) != name:
+		return fmt.Errorf("inbox: %s: %q: must not begin or end with white space", field, name)
 	case len(name) > maxName:
 		return fmt.Errorf("inbox: %s: has %d bytes, at most %d are allowed", field, len(name), maxName)
 	}

@@ -15,10 +15,12 @@ func Permanent(err error) error {
 	return &permanentError{err}
 }
 
-// IsPermanent tells whether err was marked by Permanent.
+// IsPermanent tells whether no further attempt is of use: err was marked by
+// Permanent, or the handler tried to end the transaction (ErrRefused) or ended it
+// (ErrTxEnded).
 func IsPermanent(err error) bool {
 	var p *permanentError
-	return errors.As(err, &p)
+	return errors.As(err, &p) || errors.Is(err, ErrRefused) || errors.Is(err, ErrTxEnded)
 }
 
 type permanentError struct{ err error }

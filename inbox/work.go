@@ -182,6 +182,15 @@ func guard(what string, fn func() error) (err error) {
 	return fn()
 }
 
+// storedKey is the key under which the message is found: its business key, or
+// the name of its parked row when it has none.
+func (w *work) storedKey() string {
+	if w.keyErr != nil {
+		return keylessID(w.message)
+	}
+	return w.claim.MessageKey
+}
+
 // newMessage returns the message for one run of the handler.
 func (w *work) newMessage() *Message {
 	return &Message{
@@ -207,9 +216,7 @@ func (w *work) parked(reason Reason, err error) Parked {
 		EventTime:   w.claim.EventTime,
 		Worker:      w.claim.Worker,
 	}
-	if w.keyErr != nil {
-		p.MessageKey = keylessID(w.message)
-	}
+	p.MessageKey = w.storedKey()
 	if err != nil {
 		p.Error = err.Error()
 	}

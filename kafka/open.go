@@ -29,7 +29,8 @@ const newTopicGrace = 3 * time.Second
 // Before it returns, Open makes sure that the topics exist and may be read, and
 // that the group may be used. While no broker can be reached it tries again,
 // logging why, until ctx ends; the error then wraps ctx's error and the last
-// reason. A wrong argument or Config, a missing topic (ErrNoTopic), a missing
+// reason. A topic that is missing for some seconds (ErrNoTopic; it may be quite
+// new), a wrong argument or Config, a missing
 // permission (ErrForbidden), a refused login and a certificate that cannot be
 // verified are errors at once. ctx has no part in what happens afterwards.
 // Close the source when done.
@@ -141,17 +142,19 @@ func validateNames(group string, topics []string) error {
 func (s *Source) check(ctx context.Context) error {
 	wait := backoff{most: s.cfg.MaxBackoff}
 	bad := trouble{log: s.log, what: "open"}
-	began := time.Now()
+	began, waits := time.Now(), 0
 	for {
 		err := s.checkOnce(ctx, time.Since(began) > newTopicGrace)
 		switch {
 		case err == nil:
 			bad.over(ctx)
 			return nil
-		case isFinal(err):
+		case isFinal(err) && !errors.Is(err, kafkago.UnknownTopicOrPartition):
 			return fmt.Errorf("kafka: open: %w", err)
 		case errors.Is(err, kafkago.UnknownTopicOrPartition):
-			// not a word for the first seconds
+			if waits++; waits == 1 {
+				s.log.InfoContext(ctx, "kafka: a topic is missing; it may be new", "error", err, "wait", newTopicGrace)
+			}
 		case ctx.Err() == nil:
 			bad.note(ctx, err, "brokers", s.brokers)
 		}
@@ -190,7 +193,7 @@ func (s *Source) checkOnce(ctx context.Context, settled bool) error {
 	case len(missing) > 0 && settled:
 		return fmt.Errorf("%w: %s", ErrNoTopic, strings.Join(missing, ", "))
 	case len(missing) > 0:
-		return fmt.Errorf("topic %s: %w", strings.Join(missing, ", "), kafkago.UnknownTopicOrPartition)
+		return fmt.Errorf("%w: %s: %w", ErrNoTopic, strings.Join(missing, ", "), kafkago.UnknownTopicOrPartition)
 	}
 	for _, name := range s.topics {
 		s.ids.see(name, m.Topics[name].ID)

@@ -2,8 +2,11 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
 )
 
 // remindEvery is how often trouble that lasts is logged again.
@@ -30,7 +33,11 @@ func (t *trouble) note(ctx context.Context, err error, args ...any) int {
 	if t.tries == 1 || now.Sub(t.last) >= remindEvery {
 		t.last = now
 		args = append(args, "what", t.what, "error", err, "attempt", t.tries, "for", now.Sub(t.since).Round(time.Millisecond))
-		t.log.WarnContext(ctx, "kafka: failed, trying again", args...)
+		level := slog.LevelWarn
+		if t.tries == 1 && errors.Is(err, kafkago.RebalanceInProgress) {
+			level = slog.LevelInfo // Another member joins or leaves.
+		}
+		t.log.Log(ctx, level, "kafka: failed, trying again", args...)
 	}
 	return t.tries
 }

@@ -27,7 +27,7 @@ func TestMigrateUpDownUp(t *testing.T) {
 			term.run("migrate", "status").expect(t, exitOK, "have version  "+need+"\n", "need version  "+need+"\n")
 			term.run("migrate", "down", "--yes").expect(t, exitOK, "dropped", "0 stored keys", "0 parked messages")
 			term.run("migrate", "down", "--yes").expect(t, exitOK, "there are no inbox tables")
-			term.run("migrate", "status").expect(t, exitFailure, "none, there are no tables", "the inbox tables are missing; run: ackafter migrate up")
+			term.run("migrate", "status").expect(t, exitFailure, "none, there are no tables", "the inbox tables are missing (make them with `ackafter migrate up`)")
 		}
 	})
 }
@@ -208,7 +208,7 @@ func TestMissingTablesNameTheCommand(t *testing.T) {
 			term.makeFile()
 		}
 		for _, args := range [][]string{{"show", "K"}, {"dead", "list"}, {"dead", "show", "1"}} {
-			term.run(args...).expect(t, exitFailure, "the inbox tables are missing; run: ackafter migrate up")
+			term.run(args...).expect(t, exitFailure, "the inbox tables are missing (make them with `ackafter migrate up`)")
 		}
 	})
 }

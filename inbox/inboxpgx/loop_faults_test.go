@@ -214,3 +214,28 @@ func TestLoopSettingsDoNotLeak(t *testing.T) {
 		})
 	}
 }
+
+// case D8: a handler that commits by itself gets the same answer on every store.
+func TestLoopRefusedIsPermanent(t *testing.T) {
+	t.Parallel()
+	runs := 0
+	r := newLoopRig(t, &inbox.Config{}, memory.Unordered, func(ctx context.Context, tx pgx.Tx, _ *inbox.Message) error {
+		runs++
+		return tx.Commit(ctx)
+	}, nil, `{"id":"a"}`)
+	if err := r.wait(t, 20*time.Second); err != nil {
+		t.Fatalf("%v\n%s", err, r.logs)
+	}
+	if n := r.count(t, "select count(*) from inbox_parked where state = 'dead' and reason = 'permanent error' and attempts = 1"); n != 1 || runs != 1 {
+		t.Errorf("%d dead letters after one attempt, %d runs; want 1 and 1\n%s", n, runs, r.logs)
+	}
+	c, err := inbox.New(pgxharness.NewStore(t, r.pool, ""), "other", keyfunc.JSON("id"),
+		func(ctx context.Context, tx pgx.Tx, _ *inbox.Message) error { _ = tx.Rollback(ctx); return nil },
+		&inbox.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Process(t.Context(), &broker.Message{Body: []byte(`{"id":"a"}`)}); !inbox.IsPermanent(err) || !errors.Is(err, inbox.ErrRefused) {
+		t.Errorf("Process = %v, want a permanent ErrRefused", err)
+	}
+}

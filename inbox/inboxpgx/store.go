@@ -55,8 +55,8 @@ type Config struct {
 
 // ErrRefused is returned to a handler that tries to end its transaction, which
 // belongs to the inbox: by Commit or Rollback of its Tx, or by SQL text that
-// holds such a statement. Nothing was sent to the server.
-var ErrRefused = errors.New("refused: the transaction belongs to the inbox")
+// holds such a statement. Nothing was sent to the server. It is inbox.ErrRefused.
+var ErrRefused = inbox.ErrRefused
 
 const (
 	// undoTimeout bounds a ROLLBACK on a connection that is to be reused.

@@ -27,7 +27,7 @@
 //     that returns an error: take it out.) Should such a statement get through by
 //     a way that the store does not know, a deferred foreign key that points
 //     nowhere makes the database refuse the COMMIT, and Finish or Commit say
-//     inbox.ErrTxEnded.
+//     inbox.ErrRefused.
 //   - Savepoints are the handler's to use.
 //   - A statement that failed fails the run, even if the handler ignores the
 //     error (inbox.ErrSwallowed, with the statement), unless the handler rolled

@@ -40,9 +40,9 @@ type session struct {
 }
 
 // ErrRefused is what a handler gets that tries to begin or end a transaction, by
-// a method of its *sql.Tx or by SQL. It wraps inbox.ErrTxEnded. Nothing was sent
+// a method of its *sql.Tx or by SQL. It wraps inbox.ErrRefused. Nothing was sent
 // to the database.
-var ErrRefused = fmt.Errorf("inboxsql: refused: %w", inbox.ErrTxEnded)
+var ErrRefused = fmt.Errorf("inboxsql: %w", inbox.ErrRefused)
 
 var (
 	errRunOver  = errors.New("inboxsql: the handler's run is over, its transaction cannot be used any more")

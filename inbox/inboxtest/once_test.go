@@ -170,3 +170,22 @@ func TestChecksFail(t *testing.T) {
 		})
 	}
 }
+
+// case D8: a handler that commits by itself gets the same answer on every store.
+func TestRefusedIsPermanent(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for name, h := range map[string]inbox.Handler[*sql.Tx]{
+		"returned": func(_ context.Context, tx *sql.Tx, _ *inbox.Message) error { return tx.Commit() },
+		"ignored":  func(_ context.Context, tx *sql.Tx, _ *inbox.Message) error { _ = tx.Commit(); return nil },
+		"as SQL": func(ctx context.Context, tx *sql.Tx, _ *inbox.Message) error {
+			_, err := tx.ExecContext(ctx, "commit")
+			return err
+		},
+	} {
+		_, err := s.consumer(t, keyfunc.JSON("orderId"), h).Process(t.Context(), message())
+		if !inbox.IsPermanent(err) || !errors.Is(err, inbox.ErrRefused) || errors.Is(err, inbox.ErrTxEnded) {
+			t.Errorf("%s: Process = %v, want a permanent ErrRefused", name, err)
+		}
+	}
+}
