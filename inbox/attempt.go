@@ -15,7 +15,7 @@ const (
 	commitTimeout = 30 * time.Second
 	// beginMargin is what Begin may take beyond the wait for keys.
 	beginMargin = 10 * time.Second
-	// patience is the wait for a key that was waited for before.
+	// patience is the wait for a key that was waited for before, and of a batch.
 	patience = 200 * time.Millisecond
 	// statementTimeout bounds every other call.
 	statementTimeout = 30 * time.Second
@@ -112,9 +112,10 @@ func (a *attempt[Tx]) transact(ctx context.Context) error {
 
 func (a *attempt[Tx]) begin(ctx context.Context, claims []Claim) (Batch[Tx], error) {
 	wait := a.c.cfg.LockTimeout
-	if len(a.works) == 1 && a.works[0].waits > 0 {
-		// It comes again and again, with a growing delay; it need not also keep a
-		// worker for long.
+	if len(a.works) > 1 || a.works[0].waits > 0 {
+		// A batch runs one by one if a key is held, so that the others need not
+		// wait for it; and a message that waited before comes again and again, with
+		// a growing delay, and need not also keep a worker for long.
 		wait = min(wait, patience)
 	}
 	bctx, cancel := context.WithTimeout(ctx, wait+beginMargin)
@@ -426,7 +427,14 @@ func withCause(ran call) error {
 
 // charge counts a failed attempt, and parks the message after the last one.
 func (a *attempt[Tx]) charge(ctx context.Context, w *work, err error) error {
-	if d := a.c.doomOf(w.failed+1, err); d != nil && a.park {
+	d := a.c.doomOf(w.failed+1, err)
+	if d != nil && d.reason == ReasonAttempts && a.event.Claimed > 1 && len(a.works) > 1 && a.park {
+		// The last attempt is not spent behind another message's run: what that
+		// left in the transaction (a temporary table, a cursor) may be the cause.
+		w.alone = true
+		return nil
+	}
+	if d != nil && a.park {
 		// The verdict stands even if this transaction is not committed.
 		w.failed++
 		w.doomed = d
@@ -469,8 +477,10 @@ func (a *attempt[Tx]) broken(group []*work, ran call, err error) error {
 			w.fate = fate{kind: fateLost}
 			be.culprits = group
 		}
-	case ran.cause != nil, endedOwnContext(ran.err):
-		// Its own timeout, or a context of its own, took the connection along.
+	case ran.cause != nil, endedOwnContext(ran.err),
+		a.c.store.Classify(err) == ClassMessage && !endedOwnContext(err):
+		// Its own timeout, or a context of its own, took the connection along; or
+		// the store says what it did to the connection.
 		w.fate = fate{kind: fateFailed, ran: true, err: withCause(ran)}
 		be.culprits = group
 	}

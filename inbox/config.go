@@ -67,9 +67,10 @@ type Config struct {
 	// attempt has failed. Default 30 s. Negative: no bound. At most 20 days.
 	HandlerTimeout time.Duration
 
-	// LockTimeout bounds the wait for a key that another transaction holds, for
-	// a whole batch. After it the message is tried again later and uses no
-	// attempt. Default 5 s. Negative is an error: a wait has to end. At most 20
+	// LockTimeout bounds the wait for a key that another transaction holds. After
+	// it the message is tried again later and uses no attempt. A batch waits only
+	// a moment (200 ms) and then runs one by one, and so does a message that has
+	// waited before. Default 5 s. Negative is an error: a wait has to end. At most 20
 	// days.
 	LockTimeout time.Duration
 

@@ -77,7 +77,9 @@ type runner[Tx any] struct {
 	batchSize atomic.Int64
 	// successes counts messages that were handled.
 	successes atomic.Int64
-	handlers  sync.WaitGroup
+	// suspects are the messages that failed like infrastructure since then.
+	suspects sync.Map
+	handlers sync.WaitGroup
 }
 
 // fatalError ends Run with an error.
@@ -199,6 +201,11 @@ func (r *runner[Tx]) batch(items []*item) {
 		return
 	}
 	r.shrink(len(items), err)
+	if errors.Is(err, ErrInFlight) {
+		for _, it := range items {
+			it.Value.waits = max(it.Value.waits, 1)
+		}
+	}
 	// What is known about the culprits must not get lost, whatever becomes of
 	// the others.
 	condemned := map[*item]bool{}
@@ -307,7 +314,9 @@ func (r *runner[Tx]) single(it *item, err *batchError) {
 func (r *runner[Tx]) suspect(it *item, err *batchError) {
 	w, s := it.Value, &it.Value.suspect
 	successes := r.successes.Load()
-	others := s.alone == 0 || successes != s.successes || r.c.store.Classify(err) == ClassContention
+	r.suspects.Store(w, true)
+	others := s.alone == 0 || successes != s.successes || r.c.store.Classify(err) == ClassContention ||
+		(err.stage != stageBegin && r.onlySuspect(w) && !exhausted(err))
 	s.successes = successes
 	switch {
 	case s.alone >= aloneLimit:
@@ -315,7 +324,8 @@ func (r *runner[Tx]) suspect(it *item, err *batchError) {
 	case others:
 		s.alone++
 	default:
-		// Nobody has succeeded since: it may well be the database.
+		// Nobody has succeeded since, and others fail alike: it may well be the
+		// database.
 		if s.lonely == 0 {
 			s.since = time.Now()
 		}
@@ -332,10 +342,48 @@ func (r *runner[Tx]) suspect(it *item, err *batchError) {
 	}
 	if err.stage == stageBegin {
 		// The database refuses the claim itself: there is no key to park it under.
+		it.Delay = gateMaxBackoff
 		w.keyErr = err
 		return
 	}
 	r.failed(it, fate{kind: fateFailed, ran: true, err: err})
+}
+
+// onlySuspect tells that no other message has failed like infrastructure since the
+// last success. That the claims succeed is then the probe that speaks against the
+// message.
+func (r *runner[Tx]) onlySuspect(w *work) bool {
+	only := true
+	r.suspects.Range(func(other, _ any) bool {
+		if other.(*work).lost() {
+			r.suspects.Delete(other)
+		} else if other != any(w) {
+			only = false
+		}
+		return only
+	})
+	return only
+}
+
+// exhausted tells that the database itself says that it has no more disk, memory
+// or connections: that is nobody's fault, however often one message meets it.
+func exhausted(err error) bool {
+	var postgres interface{ SQLState() string }
+	if errors.As(err, &postgres) {
+		switch postgres.SQLState() {
+		case "53000", "53100", "53200", "53300":
+			return true
+		}
+	}
+	var sqlite interface{ Code() int }
+	if errors.As(err, &sqlite) {
+		const noMemory, inputOutput, full = 7, 10, 13
+		switch sqlite.Code() & 0xff {
+		case noMemory, inputOutput, full:
+			return true
+		}
+	}
+	return false
 }
 
 // condemn counts a failed attempt whose transaction is gone. When the effects
@@ -400,14 +448,16 @@ func (r *runner[Tx]) settle(items []*item) {
 			}
 			if w.fate.outcome == FirstAttempt {
 				r.successes.Add(1)
+				r.suspects.Clear()
 			}
+			r.suspects.Delete(w)
 			r.ack(ctx, w)
 			r.c.observe(r.hard, w)
 		case fateFailed:
 			r.failed(it, w.fate)
 		case fateLost:
 		case fateOpen:
-			it.Keep = true
+			it.Keep, it.Alone = true, w.alone
 		}
 	}
 }

@@ -22,8 +22,9 @@ type work struct {
 	claim  Claim
 	keyErr error // the key cannot be trusted
 
-	failed  int // counted failed attempts
-	waits   int // for its key, which others hold
+	failed  int  // counted failed attempts
+	waits   int  // for its key, which others hold
+	alone   bool // to be run alone next
 	suspect suspicion
 	doomed  *doom // to be parked as soon as its claim is held
 

@@ -179,7 +179,8 @@ func (g *begin) first(ctx context.Context) error {
 	g.tx = r.results.Tx()
 	r.exec()
 	var level, ignored string
-	r.row(&ignored, &ignored, &ignored, &ignored, &ignored, &level)
+	var overruled *string
+	r.row(&ignored, &ignored, &ignored, &ignored, &ignored, &overruled, &level)
 	if g.guarded {
 		r.exec()
 	}

