@@ -239,3 +239,118 @@ func TestLoopRefusedIsPermanent(t *testing.T) {
 		t.Errorf("Process = %v, want a permanent ErrRefused", err)
 	}
 }
+
+// A database with synchronous_commit off must not cost messages that were acked.
+func TestCommitsAreDurable(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
+	for set, want := range map[string]string{"off": "on", "local": "local", "on": "on"} {
+		pool := db.Pool(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["synchronous_commit"] = set })
+		var got string
+		c, err := inbox.New(pgxharness.NewStore(t, pool, ""), "billing-"+set, keyfunc.JSON("id"),
+			func(ctx context.Context, tx pgx.Tx, _ *inbox.Message) error {
+				return tx.QueryRow(ctx, "show synchronous_commit").Scan(&got)
+			}, &inbox.Config{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Process(t.Context(), &broker.Message{Body: []byte(`{"id":"a"}`)}); err != nil || got != want {
+			t.Errorf("with %s a transaction of the inbox has %q, want %q (%v)", set, got, want, err)
+		}
+		if err := pool.QueryRow(t.Context(), "show synchronous_commit").Scan(&got); err != nil || got != set {
+			t.Errorf("afterwards the session has %q, want %q (%v)", got, set, err)
+		}
+	}
+}
+
+// case D11: one message that always looks like an outage, with nobody else about.
+func TestLoopLonelyPoison(t *testing.T) {
+	t.Parallel()
+	for name, poison := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"terminates its backend": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "select pg_terminate_backend(pg_backend_pid())")
+			return err
+		},
+		"closes its connection": func(ctx context.Context, tx pgx.Tx) error { return tx.Conn().Close(ctx) },
+		"a limit of its own": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "do $$ begin raise exception 'temporary file size' using errcode = '53400'; end $$")
+			return err
+		},
+		"writes while it reads": func(ctx context.Context, tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, "select generate_series(1, 3)")
+			if err != nil {
+				return err
+			}
+			defer rows.Close()
+			for rows.Next() {
+				if _, err := tx.Exec(ctx, "insert into effects values ('x')"); err != nil {
+					return err
+				}
+			}
+			return rows.Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := newLoopRig(t, &inbox.Config{Retry: inbox.Retry{MaxAttempts: 2}}, memory.Unordered,
+				func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
+					if m.MessageKey == "poison" {
+						return poison(ctx, tx)
+					}
+					_, err := tx.Exec(ctx, "insert into effects values ($1)", m.MessageKey)
+					return err
+				}, nil, `{"id":"a"}`, `{"id":"b"}`, `{"id":"poison"}`)
+			if err := r.wait(t, 30*time.Second); err != nil {
+				t.Fatalf("%v\n%s", err, r.logs)
+			}
+			dead, effects := r.count(t, "select count(*) from inbox_parked where state = 'dead'"), r.count(t, "select count(*) from effects")
+			if dead != 1 || effects != 2 {
+				t.Errorf("%d dead letters and %d effects, want 1 and 2", dead, effects)
+			}
+		})
+	}
+}
+
+// Keys that others hold must not stand in the way of keys that are free.
+func TestLoopHeldKeys(t *testing.T) {
+	t.Parallel()
+	const held, free = 20, 200
+	var bodies []string
+	for i := range held + free {
+		bodies = append(bodies, fmt.Sprintf(`{"id":"k%03d"}`, i))
+	}
+	var release func()
+	r := newLoopRig(t, &inbox.Config{Workers: 2}, memory.Unordered, func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
+		_, err := tx.Exec(ctx, "insert into effects values ($1)", m.MessageKey)
+		return err
+	}, nil)
+	store := pgxharness.NewStore(t, r.pool, "")
+	var claims []inbox.Claim
+	for i := range held {
+		claims = append(claims, inbox.Claim{Key: inbox.Key{Consumer: "billing", MessageKey: fmt.Sprintf("k%03d", i)}})
+	}
+	b, err := store.Begin(t.Context(), claims, inbox.BeginOptions{LockTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	release = b.Abort
+	defer release()
+	for _, body := range bodies {
+		r.queue.Publish(&broker.Message{Body: []byte(body)})
+	}
+	deadline := time.After(30 * time.Second)
+	for n := 0; n < free; n = r.count(t, "select count(*) from effects") {
+		select {
+		case <-deadline:
+			t.Fatalf("%d of %d free messages are done while %d keys are held", n, free, held)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	release()
+	if err := r.wait(t, 60*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	if n := r.count(t, "select count(*) from effects"); n != held+free {
+		t.Errorf("%d effects, want %d", n, held+free)
+	}
+}
