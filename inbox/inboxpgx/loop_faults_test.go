@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,13 +28,31 @@ import (
 type loopRig struct {
 	pool  *pgxpool.Pool
 	queue *memory.Queue
-	logs  *bytes.Buffer
+	logs  *logBuffer
+}
+
+// logBuffer is written by the loop while the test reads it.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 func newLoopRig(t *testing.T, cfg *inbox.Config, lane func(*broker.Message) string, h inbox.Handler[pgx.Tx], bulk inbox.BulkHandler[pgx.Tx], bodies ...string) *loopRig {
 	t.Helper()
 	db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
-	r := &loopRig{pool: db.Pool(t, nil), queue: memory.New("q", &memory.Config{Lane: lane}), logs: &bytes.Buffer{}}
+	r := &loopRig{pool: db.Pool(t, nil), queue: memory.New("q", &memory.Config{Lane: lane}), logs: &logBuffer{}}
 	if _, err := r.pool.Exec(t.Context(), `create table effects (key text)`); err != nil {
 		t.Fatal(err)
 	}
