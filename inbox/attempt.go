@@ -34,13 +34,12 @@ type attempt[Tx any] struct {
 	// stopping tells that no further handler shall be started.
 	stopping func() bool
 
-	batch   Batch[Tx]
-	claimed []*work // those that Begin was asked for, by index
-	index   map[*work]int
-	twins   map[*work]*work // follower -> leader: same key and fingerprint
-	held    map[string]bool // lanes of which nothing more may run now
-	opened  time.Time
-	event   BatchEvent
+	batch  Batch[Tx]
+	index  map[*work]int   // of those that Begin was asked for
+	twins  map[*work]*work // follower -> leader: same key and fingerprint
+	held   map[string]bool // lanes of which nothing more may run now
+	opened time.Time
+	event  BatchEvent
 }
 
 // stage says how far an attempt got that failed as a whole.
@@ -154,7 +153,6 @@ func (a *attempt[Tx]) plan() []Claim {
 			leaders[k] = w
 			w.claim.Attempt = w.failed + 1
 			a.index[w] = len(claims)
-			a.claimed = append(a.claimed, w)
 			claims = append(claims, w.claim)
 		case string(leader.claim.Fingerprint) == string(w.claim.Fingerprint):
 			if a.twins == nil {

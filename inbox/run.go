@@ -309,8 +309,9 @@ func (r *runner[Tx]) single(it *item, err *batchError) {
 	}
 }
 
-// suspect decides about a failure like infrastructure's of a message whose claim
-// succeeded. Is it the message, or the database?
+// suspect decides about a failure that may be the message's or the database's: the
+// claim succeeded and what came after did not, or the database answered the claim
+// with a refusal.
 func (r *runner[Tx]) suspect(it *item, err *batchError) {
 	w, s := it.Value, &it.Value.suspect
 	successes := r.successes.Load()
