@@ -54,13 +54,24 @@ func TestSQLitePlainAndGooseMakeTheSame(t *testing.T) {
 	}
 }
 
+// lookPath finds a program; where nothing may be skipped it has to be there.
+func lookPath(t *testing.T, program string) string {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	switch {
+	case err == nil:
+	case os.Getenv("ACKAFTER_TEST_REQUIRE") == "1":
+		t.Fatal(err)
+	default:
+		t.Skip(err)
+	}
+	return path
+}
+
 // The files run in the shell of SQLite as they are.
 func TestSQLiteShell(t *testing.T) {
 	t.Parallel()
-	shell, err := exec.LookPath("sqlite3")
-	if err != nil {
-		t.Skip("no sqlite3 here")
-	}
+	shell := lookPath(t, "sqlite3")
 	path := filepath.Join(t.TempDir(), "inbox.db")
 	run := func(script []byte) {
 		cmd := exec.CommandContext(t.Context(), shell, "-bail", path)
@@ -114,10 +125,7 @@ func TestPostgresPlainAndGooseMakeTheSame(t *testing.T) {
 func TestPsql(t *testing.T) {
 	t.Parallel()
 	db, address := openPostgres(t)
-	psql, err := exec.LookPath("psql")
-	if err != nil {
-		t.Skip("no psql here")
-	}
+	psql := lookPath(t, "psql")
 	u, err := url.Parse(address)
 	if err != nil {
 		t.Fatal(err)
