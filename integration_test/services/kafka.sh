@@ -10,7 +10,9 @@ home=$state/$name
 libs=$state/dist/kafka-$version
 java_options=(-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=info)
 
-install() {
+install() { install_kafka; }
+
+install_kafka() {
   need_java
   need kcat kcat
   mkdir -p "$state/dist"
