@@ -88,6 +88,19 @@ type Config struct {
 	// Lanes says what is worked on in order. Default LaneByKey.
 	Lanes LaneBy
 
+	// Framing says what stands before the payload in the values, and is taken off
+	// before they are handed out, whichever topic they come from. Default
+	// FramingNone. What was taken off becomes headers (HeaderSchemaID), which come
+	// before the record's own. A value without the frame, or with a broken one, is
+	// handed out as it is, without these headers; a null value stays null. Keys are
+	// never touched: a number may begin with the same bytes as a frame, and two
+	// keys must not become one. Offsets and lanes do not change.
+	//
+	// With a Framing, what derives the message key sees the bare payload, so
+	// keyfunc's Unwrap around a registry frame is not needed, and would not find
+	// one. The fingerprint of the body leaves the schema id out, too.
+	Framing Framing
+
 	// OnGap says what happens when offsets that were not handled are gone from
 	// the log. Default GapContinue.
 	OnGap GapPolicy
@@ -322,6 +335,8 @@ func (c *Config) validateChoices() error {
 		return configError("Isolation", int(c.Isolation), "is not one of ReadCommitted, ReadUncommitted")
 	case c.Lanes < LaneByKey || c.Lanes > LaneByPartition:
 		return configError("Lanes", int(c.Lanes), "is not one of LaneByKey, LaneByPartition")
+	case c.Framing < FramingNone || c.Framing > FramingConfluentProtobuf:
+		return configError("Framing", int(c.Framing), "is not one of FramingNone, FramingConfluent, FramingConfluentProtobuf")
 	case c.OnGap < GapContinue || c.OnGap > GapStop:
 		return configError("OnGap", int(c.OnGap), "is not one of GapContinue, GapStop")
 	case c.OnReset < ResetStop || c.OnReset > ResetRestart:

@@ -20,7 +20,7 @@ func TestConfigDefaults(t *testing.T) {
 			d.SessionTimeout != 30*time.Second || d.RebalanceTimeout != time.Minute || d.DrainTimeout != 10*time.Second ||
 			d.CommitInterval != time.Second || d.CommitCount != 1000 || d.WatchInterval != 10*time.Second ||
 			d.MaxAhead != 10_000 || d.BufferBytes != 64<<20 || d.FetchBytes != 1<<20 || d.FetchWait != time.Second ||
-			d.Start != StartEarliest || d.Isolation != ReadCommitted || d.Lanes != LaneByKey || d.OnGap != GapContinue ||
+			d.Start != StartEarliest || d.Isolation != ReadCommitted || d.Lanes != LaneByKey || d.Framing != FramingNone || d.OnGap != GapContinue ||
 			d.OnReset != ResetStop || d.Dial == nil || d.Logger == nil {
 			t.Errorf("%s: a default differs from its comment: %+v", name, d)
 		}
@@ -77,6 +77,8 @@ func TestConfigErrors(t *testing.T) {
 		{Config{Start: 2}, "Start = 2: is not one of StartEarliest, StartLatest"},
 		{Config{Isolation: -1}, "Isolation = -1: is not one of"},
 		{Config{Lanes: 9}, "Lanes = 9: is not one of"},
+		{Config{Framing: -1}, "Framing = -1: is not one of FramingNone, FramingConfluent, FramingConfluentProtobuf"},
+		{Config{Framing: 3}, "Framing = 3: is not one of"},
 		{Config{OnGap: 9}, "OnGap = 9: is not one of"},
 		{Config{OnReset: 9}, "OnReset = 9: is not one of"},
 		{Config{Hooks: []Hook{&spy{}, 7}}, "Hooks[1] = int: implements none of the On... interfaces"},

@@ -124,6 +124,7 @@ func (f *fetcher) step(ctx context.Context) error {
 	}
 	records := make([]*record, len(res.Records))
 	for i := range res.Records {
+		f.cfg.Framing.strip(&res.Records[i])
 		records[i] = f.part.newRecord(&res.Records[i])
 	}
 	f.size.learn(res.Wire, res.Memory)
