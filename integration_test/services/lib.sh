@@ -14,7 +14,7 @@ repo_dir=$(cd -- "$services_dir/../.." && pwd -P)
 
 # In the order in which they are started; stopped in the reverse order.
 # shellcheck disable=SC2034
-all_services=(pg15 pg18 pgdurable pgbouncer kafka kafkasecure)
+all_services=(pg15 pg18 pgdurable pgbouncer kafka kafkasecure kafka3)
 
 # Exit code for "not on this machine"; callers tell it from a failure.
 cannot_run=3
@@ -261,13 +261,13 @@ spawn() {
 
 spawned_pid() { cat "$state/$1.pid" 2>/dev/null || true; }
 
-# stop_pid NAME PID WORD ends a process that alive knows: SIGTERM, and after
-# 20 s SIGKILL.
+# stop_pid NAME PID WORD [SECONDS] ends a process that alive knows: SIGTERM, and
+# after 20 s, or SECONDS, SIGKILL.
 stop_pid() {
-  local name=$1 pid=$2 word=$3
+  local name=$1 pid=$2 word=$3 seconds=${4:-20}
   if alive "$pid" "$word"; then
     kill -TERM "$pid" 2>/dev/null || true
-    if ! wait_until 20 "$name (pid $pid) ends" gone "$pid" "$word"; then
+    if ! wait_until "$seconds" "$name (pid $pid) ends" gone "$pid" "$word"; then
       say "$name did not end by itself: SIGKILL"
       kill -KILL "$pid" 2>/dev/null || true
       wait_until 10 "$name (pid $pid) dies" gone "$pid" "$word"
