@@ -186,3 +186,16 @@ func TestUniqueName(t *testing.T) {
 		t.Errorf("two databases of one test are called %s", one)
 	}
 }
+
+func TestParseSecureKafka(t *testing.T) {
+	t.Parallel()
+	got, err := parseSecureKafka("kafka://admin:s%40cret@127.0.0.1:9093?ca=/some/ca.pem")
+	if want := (SecureKafka{"127.0.0.1:9093", "admin", "s@cret", "/some/ca.pem"}); err != nil || *got != want {
+		t.Errorf("parseSecureKafka = %+v, %v, want %+v", got, err, want)
+	}
+	for _, bad := range []string{"", "h:1", "kafka://h:1?ca=f", "kafka://u:secret@h?ca=f", "kafka://u:secret@h:1", "kafka://u:secret@h:x?ca=f"} {
+		if _, err := parseSecureKafka(bad); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Errorf("parseSecureKafka(%q) = %v, want an error that hides the address", bad, err)
+		}
+	}
+}

@@ -21,6 +21,10 @@ const (
 	EnvPgBouncer = "ACKAFTER_TEST_PGBOUNCER"
 	// EnvKafka is a list of Kafka brokers, "host:port,host:port".
 	EnvKafka = "ACKAFTER_TEST_KAFKA"
+	// EnvKafkaSecure is the URL of a Kafka broker with TLS, SASL and permissions:
+	// "kafka://user:password@host:port?ca=FILE". The user must be a super user that
+	// logs in by PLAIN; FILE holds the certificate of the authority.
+	EnvKafkaSecure = "ACKAFTER_TEST_KAFKA_SECURE"
 	// EnvRequire, set to 1, turns the skipping of a test into its failure.
 	EnvRequire = "ACKAFTER_TEST_REQUIRE"
 )
@@ -44,8 +48,9 @@ var (
 	postgresDurable = newServer("pgdurable", EnvPostgresDurable, startPostgres("postgres:15", true))
 	pgBouncer       = newServer("pgbouncer", EnvPgBouncer, nil)
 	kafka           = newServer("kafka", EnvKafka, startKafka)
+	kafkaSecure     = newServer("kafkasecure", EnvKafkaSecure, nil)
 
-	all = []*server{postgres15, postgres18, postgresDurable, pgBouncer, kafka}
+	all = []*server{postgres15, postgres18, postgresDurable, pgBouncer, kafka, kafkaSecure}
 )
 
 func newServer(name, variable string, container starter) *server {
