@@ -28,6 +28,15 @@ type Delivery struct {
 	// 0 when the broker does not count.
 	Attempt int
 
+	// Recall is closed when the source wants the delivery back (a rebalance, a
+	// broker that shuts down): what was not started should be nacked at once,
+	// what runs may still be finished and acked until Context ends. Until it is
+	// settled or lost, nothing else of its lane is handed out. Nil: the source
+	// never asks. An adapter shares one channel among the deliveries that
+	// it asks for together, and closes it before it takes them away; when it
+	// cannot tell beforehand, it need not.
+	Recall <-chan struct{}
+
 	// Tag is the adapter's own handle (offset, delivery tag, receipt handle).
 	// Nobody else reads it.
 	Tag any
@@ -64,7 +73,7 @@ type RefusalObserver interface {
 }
 
 // NewDelivery returns an unsettled delivery of m. The adapter cancels ctx when
-// the delivery is lost, and sets Attempt and Tag before it hands the delivery
+// the delivery is lost, and sets Attempt, Recall and Tag before it hands the delivery
 // over. It is for adapters and tests. None of ctx, m and s may be nil.
 func NewDelivery(ctx context.Context, m *Message, lane string, s Settler) *Delivery {
 	return &Delivery{Message: m, Lane: lane, ctx: ctx, settler: s}
@@ -72,6 +81,16 @@ func NewDelivery(ctx context.Context, m *Message, lane string, s Settler) *Deliv
 
 // Context ends when the delivery is lost. It does not end when it is settled.
 func (d *Delivery) Context() context.Context { return d.ctx }
+
+// Recalled tells whether the source wants the delivery back.
+func (d *Delivery) Recalled() bool {
+	select {
+	case <-d.Recall: // A nil channel is never ready.
+		return true
+	default:
+		return false
+	}
+}
 
 // Settled tells whether Ack or Nack was called.
 func (d *Delivery) Settled() bool { return d.settled.Load() }

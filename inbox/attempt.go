@@ -143,6 +143,9 @@ func (a *attempt[Tx]) plan() []Claim {
 		case w.lost() && !w.effectsUnknown():
 			w.fate.kind = fateLost
 			continue
+		case w.recalled():
+			a.hold(w)
+			continue
 		case w.keyErr != nil, a.held[w.lane()]:
 			continue
 		}
@@ -283,7 +286,7 @@ func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
 	case w.lost():
 		w.fate.kind = fateLost
 		return false, nil
-	case a.mayNotStart(ctx):
+	case w.recalled(), a.mayNotStart(ctx):
 		a.hold(w)
 		return false, nil
 	}

@@ -45,18 +45,17 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
 	if err := r.start(); err != nil {
 		return errors.Join(err, r.closeSource())
 	}
-	var loops sync.WaitGroup
-	loops.Go(func() { r.gate.keep(soft, c.store.Check, r.probeFailed) })
-	loops.Go(r.receive)
+	r.loops.Go(func() { r.gate.keep(soft, c.store.Check, r.probeFailed) })
+	r.loops.Go(r.receive)
 	for range c.cfg.Workers {
-		loops.Go(r.work)
+		r.loops.Go(r.work)
 	}
 	<-soft.Done()
 	grace := time.AfterFunc(c.cfg.ShutdownTimeout, func() { hardStop(errHardStop) })
-	loops.Wait()
+	r.loops.Wait()
 	grace.Stop()
 	hardStop(errHardStop)
-	r.giveBack()
+	r.nack(r.queue.Close()) //nolint:contextcheck // What is given back has a deadline of its own.
 	err := r.closeSource()
 	r.leaveHandlers()
 	return errors.Join(r.fatal(), err)
@@ -79,6 +78,9 @@ type runner[Tx any] struct {
 	successes atomic.Int64
 	// suspects are the messages that failed like infrastructure since then.
 	suspects sync.Map
+	// recalls are the recall channels that are watched.
+	recalls  sync.Map
+	loops    sync.WaitGroup
 	handlers sync.WaitGroup
 }
 
@@ -147,6 +149,7 @@ func (r *runner[Tx]) receive() {
 		for _, d := range ds {
 			r.queue.Put(d.Lane, r.c.newWork(d.Message, d), d.Message.Size())
 		}
+		r.watchRecalls(ds)
 		switch {
 		case err == nil && len(ds) > 0:
 		case err == nil:
@@ -176,6 +179,9 @@ func (r *runner[Tx]) work() {
 		}
 		r.batch(items)
 		r.queue.Finish(items)
+		if slices.ContainsFunc(items, func(it *item) bool { return it.Value.delivery.Recalled() }) {
+			r.giveBackRecalled() // Of those that were kept the recall may be past.
+		}
 	}
 }
 
@@ -479,19 +485,6 @@ func (r *runner[Tx]) ack(ctx context.Context, w *work) {
 func (r *runner[Tx]) keep(items []*item) {
 	for _, it := range items {
 		it.Keep = true
-	}
-}
-
-// giveBack returns what was received and is not done.
-func (r *runner[Tx]) giveBack() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.hard), r.c.cfg.AckTimeout)
-	defer cancel()
-	for _, w := range r.queue.Close() {
-		err := w.delivery.Nack(ctx, 0)
-		if err != nil && !errors.Is(err, broker.ErrLost) {
-			r.c.cfg.Logger.LogAttrs(r.hard, slog.LevelWarn, "inbox: give back failed: the broker delivers the message again by itself",
-				append(r.c.attrs(w), slog.Any("error", err))...)
-		}
 	}
 }
 

@@ -309,6 +309,14 @@ func realQueue(l *lab) brokertest.Queue {
 	keyed := l.newClient(kgo.RecordPartitioner(kgo.StickyKeyPartitioner(nil)))
 	l.Cleanup(keyed.Close)
 	isCut := false
+	lose := func(ctx context.Context, source broker.Source) error {
+		member := kmsg.NewLeaveGroupRequestMember()
+		member.MemberID = source.(*kafka.Source).Stats().Member
+		req := kmsg.NewPtrLeaveGroupRequest()
+		req.Group, req.Members = l.group, []kmsg.LeaveGroupRequestMember{member}
+		_, err := req.RequestWith(ctx, l.client)
+		return err
+	}
 	return brokertest.Queue{
 		Open: func(ctx context.Context) (broker.Source, error) {
 			mu.Lock()
@@ -316,7 +324,7 @@ func realQueue(l *lab) brokertest.Queue {
 			n := &network{down: isCut}
 			cfg := l.config()
 			cfg.Logger = slog.New(slog.DiscardHandler)
-			cfg.DrainTimeout, cfg.Dial, cfg.MaxBackoff = -1, n.dial, time.Second
+			cfg.DrainTimeout, cfg.Dial, cfg.MaxBackoff = 1500*time.Millisecond, n.dial, time.Second
 			cfg.DialTimeout, cfg.RequestTimeout = 2*time.Second, 2*time.Second
 			s, err := kafka.Open(ctx, l.brokers, l.group, []string{l.topic}, cfg)
 			if err != nil {
@@ -337,13 +345,10 @@ func realQueue(l *lab) brokertest.Queue {
 			}
 			return nil
 		},
-		Lose: func(ctx context.Context, source broker.Source) error {
-			member := kmsg.NewLeaveGroupRequestMember()
-			member.MemberID = source.(*kafka.Source).Stats().Member
-			req := kmsg.NewPtrLeaveGroupRequest()
-			req.Group, req.Members = l.group, []kmsg.LeaveGroupRequestMember{member}
-			_, err := req.RequestWith(ctx, l.client)
-			return err
+		Lose: lose,
+		Recall: func(context.Context, broker.Source) error {
+			l.visit()
+			return nil
 		},
 		Crash: func(_ context.Context, source broker.Source) error {
 			mu.Lock()
@@ -373,6 +378,28 @@ func realQueue(l *lab) brokertest.Queue {
 			return offsets, nil
 		},
 	}
+}
+
+// visit lets another member join the group and leave it again, which it does when
+// it has got partitions.
+func (l *lab) visit() {
+	leave := make(chan struct{}, 1)
+	visitor := l.newClient(kgo.ConsumerGroup(l.group), kgo.ConsumeTopics(l.topic), kgo.Balancers(kgo.RangeBalancer()), kgo.DisableAutoCommit(),
+		kgo.OnPartitionsAssigned(func(context.Context, *kgo.Client, map[string][]int32) {
+			select {
+			case leave <- struct{}{}:
+			default:
+			}
+		}))
+	var gone sync.WaitGroup
+	gone.Go(func() {
+		select {
+		case <-leave:
+		case <-l.Context().Done():
+		}
+		visitor.Close()
+	})
+	l.Cleanup(gone.Wait)
 }
 
 // network is one that can go down.

@@ -28,10 +28,11 @@ type ledger struct {
 	mu         sync.Mutex
 	state      ledgerState
 	partitions []*partition
-	turn       int      // the partition that is served first next time
-	waiting    laneHeap // open lanes with records that were given back
-	out        int      // deliveries that are out
-	acked      int      // since the last commit
+	turn       int           // the partition that is served first next time
+	waiting    laneHeap      // open lanes with records that were given back
+	out        int           // deliveries that are out
+	acked      int           // since the last commit
+	recall     chan struct{} // closed when draining begins
 	drained    chan struct{}
 	isDrained  bool
 }
@@ -103,7 +104,8 @@ type record struct {
 func newLedger(cfg *Config, wake, kick func(), stale func(*record)) *ledger {
 	return &ledger{
 		maxAhead: int64(cfg.MaxAhead), commitCount: cfg.CommitCount, lanes: cfg.Lanes,
-		wake: wake, kick: kick, stale: stale, drained: make(chan struct{}),
+		wake: wake, kick: kick, stale: stale,
+		recall: make(chan struct{}), drained: make(chan struct{}),
 	}
 }
 
@@ -231,7 +233,7 @@ func (l *ledger) handOut(ln *lane, r *record) *broker.Delivery {
 	l.out++
 	p.makeRoom()
 	d := broker.NewDelivery(r.run.ctx, r.message, r.lane, p)
-	d.Tag = r
+	d.Recall, d.Tag = l.recall, r
 	return d
 }
 
@@ -341,8 +343,8 @@ func (l *ledger) skip(p *partition, to int64) {
 	l.kick()
 }
 
-// drain stops handing out. The returned channel is closed when nothing is out
-// any more.
+// drain stops handing out and asks for what is out. The returned channel is
+// closed when nothing is out any more.
 func (l *ledger) drain() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -350,6 +352,7 @@ func (l *ledger) drain() <-chan struct{} {
 		return l.drained
 	}
 	l.state = draining
+	close(l.recall)
 	for _, p := range l.partitions {
 		l.drop(p)
 	}

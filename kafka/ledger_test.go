@@ -265,7 +265,13 @@ func TestLedgerDrain(t *testing.T) {
 	d.fetch(1, "x")
 	ds := d.offers(4) // 0/0, 1/0, 0/1, 0/2
 	d.settle(ds[2].Nack(t.Context(), 0))
+	if ds[0].Recalled() {
+		t.Error("recalled before draining")
+	}
 	drained := d.drain()
+	if !ds[0].Recalled() || !ds[3].Recalled() || ds[0].Context().Err() != nil {
+		t.Error("draining does not ask for what is out, or takes it away")
+	}
 	d.expect(d.offers(10))
 	d.fetch(0, "late")
 	d.expect(d.offers(10))

@@ -52,13 +52,17 @@ func (q *conformance) setup(t testing.TB) brokertest.Queue {
 		t.Fatal(err)
 	}
 	network := &cuttable{}
+	rebalance := func(context.Context, broker.Source) error {
+		q.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Heartbeat}, Group: group, Err: kerr.RebalanceInProgress})
+		return nil
+	}
 	return brokertest.Queue{
 		Open: func(ctx context.Context) (broker.Source, error) {
 			return Open(ctx, q.cluster.ListenAddrs(), group, []string{topic}, &Config{
 				HeartbeatInterval: 100 * time.Millisecond,
 				SessionTimeout:    2 * time.Second,
-				RebalanceTimeout:  2 * time.Second,
-				DrainTimeout:      -1,
+				RebalanceTimeout:  4 * time.Second,
+				DrainTimeout:      1500 * time.Millisecond,
 				CommitInterval:    20 * time.Millisecond,
 				MaxBackoff:        200 * time.Millisecond,
 				DialTimeout:       time.Second,
@@ -79,10 +83,8 @@ func (q *conformance) setup(t testing.TB) brokertest.Queue {
 			}
 			return nil
 		},
-		Lose: func(context.Context, broker.Source) error {
-			q.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Heartbeat}, Group: group, Err: kerr.RebalanceInProgress})
-			return nil
-		},
+		Lose:   rebalance,
+		Recall: rebalance,
 		Crash: func(_ context.Context, source broker.Source) error {
 			crash(source.(*Source))
 			return nil

@@ -63,6 +63,12 @@ type Queue struct {
 	// noticed. Required, unless Harness.Without has Lose.
 	Lose func(ctx context.Context, source broker.Source) error
 
+	// Recall makes the broker ask an open source for its unsettled deliveries, and
+	// leaves at least a second to settle them before it takes them away, if it
+	// does: the begin of a rebalance. It may return before the source has noticed.
+	// Required, unless Harness.Without has Recall.
+	Recall func(ctx context.Context, source broker.Source) error
+
 	// Crash ends a source as kill -9 ends its process: nothing that is buffered
 	// is sent. The suite still calls Close afterwards, ignoring its error.
 	// Required, unless Harness.Without has Crash.
@@ -124,6 +130,8 @@ const (
 	Times Feature = "times"
 	// Lose: Queue.Lose is there.
 	Lose Feature = "lose hook"
+	// Recall: Queue.Recall is there, and deliveries have a Recall channel.
+	Recall Feature = "recall hook"
 	// Crash: Queue.Crash is there.
 	Crash Feature = "crash hook"
 	// Cut: Queue.Cut is there.
@@ -134,7 +142,7 @@ const (
 
 var features = []Feature{
 	Lanes, NackDelay, Competing, SelectiveAck, IdleMembership, Attempts, Positions, Keys, NilKey, Headers, BinaryHeaders,
-	RepeatedHeaders, BinaryBody, EmptyBody, NilBody, Times, Lose, Crash, Cut, Committed,
+	RepeatedHeaders, BinaryBody, EmptyBody, NilBody, Times, Lose, Recall, Crash, Cut, Committed,
 }
 
 // Timing says how patient the suite is. Zero means the default; negative values
@@ -236,6 +244,7 @@ func (h Harness) checkQueue(q Queue) error {
 		{"Open", q.Open == nil, ""},
 		{"Publish", q.Publish == nil, ""},
 		{"Lose", q.Lose == nil, Lose},
+		{"Recall", q.Recall == nil, Recall},
 		{"Crash", q.Crash == nil, Crash},
 		{"Cut", q.Cut == nil, Cut},
 		{"Committed", q.Committed == nil, Committed},

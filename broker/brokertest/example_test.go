@@ -24,7 +24,7 @@ func ExampleRun() {
 					},
 				}
 			},
-			Without: []brokertest.Feature{brokertest.Lose, brokertest.Crash, brokertest.Cut, brokertest.Committed},
+			Without: []brokertest.Feature{brokertest.Lose, brokertest.Recall, brokertest.Crash, brokertest.Cut, brokertest.Committed},
 		})
 	}
 	_ = TestSource

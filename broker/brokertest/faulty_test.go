@@ -25,6 +25,7 @@ type fault struct {
 	nack      func(ctx context.Context, s *faultySource, inner *broker.Delivery, delay time.Duration) error
 	refused   func(s *faultySource, err error)
 	lose      func(s *faultySource)
+	recall    func(s *faultySource)
 	crash     func(s *faultySource)
 	cut       func(q *faultyQueue)
 	close     func(ctx context.Context, s *faultySource) error
@@ -80,6 +81,15 @@ func (f fault) setup(t testing.TB) Queue {
 				return nil
 			}
 			s.inner.Revoke()
+			return nil
+		},
+		Recall: func(_ context.Context, source broker.Source) error {
+			s := own(t, source)
+			if q.recall != nil {
+				q.recall(s)
+				return nil
+			}
+			s.inner.Recall()
 			return nil
 		},
 		Crash: func(ctx context.Context, source broker.Source) error {
@@ -184,7 +194,7 @@ func (s *faultySource) wrap(inner *broker.Delivery) *broker.Delivery {
 		ctx = s.context(ctx)
 	}
 	outer := broker.NewDelivery(ctx, &m, inner.Lane, &faultySettler{s, inner})
-	outer.Attempt = inner.Attempt
+	outer.Attempt, outer.Recall = inner.Attempt, inner.Recall
 	if s.deliver != nil {
 		s.deliver(outer)
 	}

@@ -70,10 +70,11 @@ func TestMissingHookIsReported(t *testing.T) {
 		{"Open", func(q *Queue) { q.Open = nil }, nil, "Queue.Open is nil, must be a function"},
 		{"Publish", func(q *Queue) { q.Publish = nil }, nil, "Queue.Publish is nil, must be a function"},
 		{"Lose", func(q *Queue) { q.Lose = nil }, nil, `Queue.Lose is nil, must be a function unless Harness.Without has "lose hook"`},
+		{"Recall", func(q *Queue) { q.Recall = nil }, nil, `Queue.Recall is nil, must be a function unless Harness.Without has "recall hook"`},
 		{"Crash", func(q *Queue) { q.Crash = nil }, nil, `Queue.Crash is nil, must be a function unless Harness.Without has "crash hook"`},
 		{"Cut", func(q *Queue) { q.Cut = nil }, nil, `Queue.Cut is nil, must be a function unless Harness.Without has "cut hook"`},
 		{"Committed", func(q *Queue) { q.Committed = nil }, nil, `Queue.Committed is nil, must be a function unless Harness.Without has "committed hook"`},
-		{"declared", func(q *Queue) { *q = Queue{Open: q.Open, Publish: q.Publish} }, []Feature{Lose, Crash, Cut, Committed}, ""},
+		{"declared", func(q *Queue) { *q = Queue{Open: q.Open, Publish: q.Publish} }, []Feature{Lose, Recall, Crash, Cut, Committed}, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -121,6 +122,9 @@ func TestFailingHookIsReported(t *testing.T) {
 		{"Lose", func(q *Queue) {
 			q.Lose = func(context.Context, broker.Source) error { return errBroken }
 		}, "20", "Queue.Lose: connection refused"},
+		{"Recall", func(q *Queue) {
+			q.Recall = func(context.Context, broker.Source) error { return errBroken }
+		}, "25", "Queue.Recall: connection refused"},
 		{"Crash", func(q *Queue) {
 			q.Crash = func(context.Context, broker.Source) error { return errBroken }
 		}, "22", "Queue.Crash: connection refused"},

@@ -34,6 +34,7 @@ var rules = []rule{
 	{"22-crash-comes-again", []Feature{Crash}, crashComesAgain},
 	{"23-idle-keeps-deliveries", []Feature{IdleMembership}, idleKeepsDeliveries},
 	{"24-cut-is-survived", []Feature{Cut}, cutIsSurvived},
+	{"25-recall-asks-first", []Feature{Recall}, recallAsksFirst},
 
 	{"30-receive-after-close", nil, receiveAfterClose},
 	{"31-close-while-receiving", nil, closeWhileReceiving},
@@ -49,6 +50,7 @@ var rules = []rule{
 	{"42-lane-order-after-close", []Feature{Lanes}, laneOrderAfterClose},
 	{"43-lane-order-after-loss", []Feature{Lanes, Lose}, laneOrderAfterLoss},
 	{"44-lane-waits-for-delayed-nack", []Feature{Lanes, NackDelay}, laneWaitsForDelayedNack},
+	{"45-lane-waits-for-recalled", []Feature{Lanes, Recall}, laneWaitsForRecalled},
 
 	{"50-body", nil, bodySurvives},
 	{"51-nil-body", []Feature{NilBody, EmptyBody}, nilBodySurvives},

@@ -111,3 +111,17 @@ func laneWaitsForDelayedNack(r *rig) {
 	}
 	r.ack(again...)
 }
+
+// Rule 45: nothing of a lane is handed out while deliveries of it are recalled and
+// not settled, so that what is given back comes before what was not delivered yet.
+func laneWaitsForRecalled(r *rig) {
+	messages := lane(3)
+	r.publish(messages...)
+	source := r.open()
+	got := r.receiveInOrder(source, "m0", "m1")
+	r.recall(source, got...)
+	r.quiet(source, "deliveries of the lane are recalled and not settled")
+	r.ack(got[0])
+	r.nack(0, got[1])
+	r.ackAll(source, true, "m1", "m2")
+}

@@ -3,6 +3,7 @@ package brokertest
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/ackafter/ackafter/broker"
 )
@@ -97,6 +98,74 @@ func cutIsSurvived(r *rig) {
 	next := r.open()
 	r.ack(r.receiveAtLeast(next, bodies(messages)...)...)
 	r.Logf("received after the cut: %v", deliveredBodies(got))
+}
+
+// Rule 25: before the broker takes deliveries away that a source can tell of, the
+// source asks for them: their Recall channels are closed while they can still be
+// settled. What is acked then is done; what is given back comes again.
+func recallAsksFirst(r *rig) {
+	messages := lane(3)
+	r.publish(messages...)
+	source := r.open()
+	got := r.receive(source, bodies(messages)...)
+	for _, d := range got {
+		if d.Recall == nil || d.Recalled() {
+			r.Fatalf("%s: Recall is nil or closed at the hand-over, want it open", body(d))
+		}
+	}
+	r.recall(source, got...)
+	r.ack(got[0])
+	r.nack(0, got[1:]...)
+	r.ackAll(source, false, "m1", "m2")
+	r.quiet(source, "all messages are acked")
+}
+
+// recall calls the hook and waits until the deliveries are recalled, and not lost.
+func (r *rig) recall(source broker.Source, deliveries ...*broker.Delivery) {
+	r.Helper()
+	ctx, cancel := r.context()
+	defer cancel()
+	if err := r.queue.Recall(ctx, source); err != nil {
+		r.Fatalf("Queue.Recall: %v", err)
+	}
+	for _, d := range deliveries {
+		select {
+		case <-d.Recall:
+		case <-ctx.Done():
+			r.Fatalf("%s: the delivery is recalled, but Recall was not closed within %v", body(d), r.timing.Wait)
+		}
+		if d.Context().Err() != nil {
+			r.Fatalf("%s: Recall was closed when the delivery was lost already, want it closed before", body(d))
+		}
+	}
+}
+
+// ackAll receives and acks exactly what is wanted, in order if that is wanted, too;
+// the broker may take deliveries away meanwhile.
+func (r *rig) ackAll(source broker.Source, ordered bool, want ...string) {
+	r.Helper()
+	ctx, cancel := r.context()
+	defer cancel()
+	for len(want) > 0 {
+		deliveries, err := r.receiveOnce(ctx, source, 10)
+		if err != nil {
+			r.Fatalf("receive: %v; %v never came", err, want)
+		}
+		for _, d := range deliveries {
+			i := slices.Index(want, body(d))
+			if i < 0 || (ordered && i > 0) {
+				r.Fatalf("received %s, want %v", body(d), want)
+			}
+			err := r.tryAck(d)
+			if errors.Is(err, broker.ErrLost) {
+				break // And so are the others.
+			}
+			if err != nil {
+				r.Fatalf("ack %s: %v", body(d), err)
+			}
+			want = slices.Delete(want, i, i+1)
+		}
+	}
 }
 
 // cut makes the broker unreachable until the returned function is called.

@@ -298,6 +298,27 @@ var loseSabotages = []sabotage{
 			}
 		},
 	})},
+	{"never asks for a delivery", []string{"25"}, "Recall is nil", always(fault{
+		deliver: func(d *broker.Delivery) { d.Recall = nil },
+	})},
+	{"asks for every delivery at once", []string{"25"}, "Recall is nil or closed", always(fault{
+		deliver: func(d *broker.Delivery) {
+			recall := make(chan struct{})
+			close(recall)
+			d.Recall = recall
+		},
+	})},
+	{"says nothing when it wants deliveries back", []string{"25"}, "was not closed within", always(fault{
+		recall: func(*faultySource) {},
+	})},
+	{"takes deliveries away before it asks", []string{"25"}, "want it closed before", always(fault{
+		recall: func(s *faultySource) { s.inner.Recall(); s.inner.Revoke() },
+	})},
+	{"forgets what was given back to it", []string{"25"}, "never came", always(fault{
+		nack: func(ctx context.Context, s *faultySource, inner *broker.Delivery, _ time.Duration) error {
+			return inner.Ack(ctx)
+		},
+	})},
 	{"acks on receipt", []string{"22", "35"}, `got only \[\]`, always(fault{
 		receive: func(ctx context.Context, s *faultySource, limit int) ([]*broker.Delivery, error) {
 			deliveries, err := s.next(ctx, limit)
@@ -439,6 +460,10 @@ var laneSabotages = []sabotage{
 				s.Publish(d.Message)
 			}
 		},
+	})},
+	{"goes on behind recalled messages", []string{"45"}, `received \[m2\], want nothing`, always(fault{
+		config:  &memory.Config{Lane: memory.Unordered},
+		deliver: func(d *broker.Delivery) { d.Lane = string(d.Message.Key) },
 	})},
 	{"goes on behind a delayed message", []string{"44"}, "want the order", always(fault{
 		config:  &memory.Config{Lane: memory.Unordered},

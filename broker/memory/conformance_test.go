@@ -30,6 +30,14 @@ func TestConformance(t *testing.T) {
 					s.Revoke()
 					return nil
 				},
+				Recall: func(_ context.Context, source broker.Source) error {
+					s, ok := source.(*memory.Source)
+					if !ok {
+						return fmt.Errorf("got a %T, want what Open returned", source)
+					}
+					s.Recall()
+					return nil
+				},
 				Crash: func(ctx context.Context, source broker.Source) error { return source.Close(ctx) },
 			}
 		},

@@ -4,8 +4,9 @@
 // A [Queue] keeps every message that was published, like a log, and hands out
 // those that are not acked, like a queue. [Queue.Source] opens a receiving end;
 // several compete for the messages. What real brokers do to a consumer can be
-// done to a source on purpose: [Source.Revoke] takes its deliveries away as a
-// rebalance or a cut connection does, closing it gives them back as the end of
+// done to a source on purpose: [Source.Recall] asks for its deliveries as the
+// begin of a rebalance does, [Source.Revoke] takes them away as its end or a cut
+// connection does, closing it gives them back as the end of
 // a process does, and [Queue.Rewind] delivers everything again with new broker
 // ids as a replay does. [Queue.Stats] tells what happened and [Queue.Drained]
 // waits for the end.
@@ -286,7 +287,7 @@ func (q *Queue) delivery(e *entry, h *hold) *broker.Delivery {
 		lane = q.name + "/" + e.lane.name
 	}
 	d := broker.NewDelivery(h.ctx, e.message, lane, &settler{queue: q, entry: e, hold: h})
-	d.Attempt = e.attempt
+	d.Attempt, d.Recall = e.attempt, h.recall
 	return d
 }
 

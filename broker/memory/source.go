@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ackafter/ackafter/broker"
@@ -17,24 +18,26 @@ type Source struct {
 	queue *Queue
 
 	// Guarded by queue.mu.
-	hold   *hold
-	closed bool
+	hold     *hold
+	recalled []*hold // those that were asked for and may still be out
+	closed   bool
 }
 
 var _ broker.Source = (*Source)(nil)
 
-// hold is what a source has in its hands from its start, or a revoke, up to
-// the next revoke. Its context ends with it.
+// hold is what a source has got since its start, a recall or a revoke, up to the
+// next one. Its context ends with a revoke.
 type hold struct {
 	ctx    context.Context
 	cancel context.CancelFunc
+	recall chan struct{}
 	out    map[*entry]struct{}
 	over   bool
 }
 
 func newHold() *hold {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &hold{ctx: ctx, cancel: cancel, out: make(map[*entry]struct{})}
+	return &hold{ctx: ctx, cancel: cancel, recall: make(chan struct{}), out: make(map[*entry]struct{})}
 }
 
 // Receive returns what is there, at least one and at most limit deliveries,
@@ -84,6 +87,28 @@ func (s *Source) Receive(ctx context.Context, limit int) ([]*broker.Delivery, er
 	}
 }
 
+// Recall asks for all unsettled deliveries back, as a rebalance does before it
+// takes them away, and returns how many there are: their Recall channels are
+// closed. They can still be settled, until Revoke or for ever; those that are
+// nacked are delivered again, to any source. Until they are settled or lost,
+// nothing else of their lanes is handed out. After Close it does nothing.
+func (s *Source) Recall() int {
+	q := s.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if s.closed {
+		return 0
+	}
+	close(s.hold.recall)
+	s.recalled = slices.DeleteFunc(append(s.recalled, s.hold), func(h *hold) bool { return len(h.out) == 0 })
+	s.hold = newHold()
+	out := 0
+	for _, h := range s.recalled {
+		out += len(h.out)
+	}
+	return out
+}
+
 // Revoke takes all unsettled deliveries away from the source, as a rebalance
 // or a cut connection does, and returns how many: their contexts end, settling
 // them returns broker.ErrLost, and their messages are delivered again, to any
@@ -117,19 +142,22 @@ func (s *Source) Close(context.Context) error {
 	return nil
 }
 
-// lose ends the source's hold and starts a new one; queue.mu is held.
+// lose ends what the source holds and starts anew; queue.mu is held.
 func (s *Source) lose() int {
 	if s.closed {
 		return 0
 	}
-	old := s.hold
-	s.hold = newHold()
-	old.over = true
-	old.cancel()
+	old := append(s.recalled, s.hold)
+	s.recalled, s.hold = nil, newHold()
 	now := time.Now()
-	lost := len(old.out)
-	for e := range old.out {
-		s.queue.giveBack(e, time.Time{}, now)
+	lost := 0
+	for _, h := range old {
+		h.over = true
+		h.cancel()
+		lost += len(h.out)
+		for e := range h.out {
+			s.queue.giveBack(e, time.Time{}, now)
+		}
 	}
 	s.queue.stats.Lost += lost
 	return lost

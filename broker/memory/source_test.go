@@ -274,3 +274,34 @@ func TestLossBetweenLookAndAck(t *testing.T) {
 	is(t, late.Nack(t.Context(), d, 0), broker.ErrLost)
 	stats(t, q, Stats{Published: 1, InFlight: 1, Delivered: 2, Lost: 1, Refused: 2})
 }
+
+func TestRecall(t *testing.T) {
+	t.Parallel()
+	q := New("orders", nil)
+	q.Publish(&broker.Message{Key: []byte("a"), Body: []byte("a1")}, &broker.Message{Key: []byte("b")}, &broker.Message{Key: []byte("a"), Body: []byte("a2")})
+	s := q.Source()
+	ds, err := s.Receive(t.Context(), 2)
+	if err != nil || len(ds) != 2 {
+		t.Fatalf("received %d, %v", len(ds), err)
+	}
+	if n := s.Recall(); n != 2 || !ds[0].Recalled() || !ds[1].Recalled() || ds[0].Context().Err() != nil {
+		t.Errorf("%d recalled, want both, and none lost", n)
+	}
+	if n := s.Recall(); n != 2 {
+		t.Errorf("the second call says %d are out, want 2", n)
+	}
+	if err := ds[0].Ack(t.Context()); err != nil {
+		t.Error(err)
+	}
+	again, err := s.Receive(t.Context(), 10)
+	if err != nil || len(again) != 1 || string(again[0].Message.Body) != "a2" || again[0].Recalled() {
+		t.Errorf("received %d, %v; want a2, not recalled", len(again), err)
+	}
+	if lost := s.Revoke(); lost != 2 || ds[1].Context().Err() == nil || again[0].Context().Err() == nil {
+		t.Errorf("%d lost, want the recalled and the new one", lost)
+	}
+	_ = s.Close(t.Context())
+	if s.Recall() != 0 {
+		t.Error("a closed source recalls")
+	}
+}

@@ -4,6 +4,7 @@ package lanes
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -274,6 +275,44 @@ func (q *Queue[T]) setReady(l *lane[T]) {
 	}
 	q.ready = append(q.ready, l)
 	q.waiting += len(l.items)
+}
+
+// Remove takes out the items that are not taken and for which match is true, and
+// returns them, those of a lane in their order. match must not call the queue.
+func (q *Queue[T]) Remove(match func(T) bool) []T {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var removed []T
+	remove := func(l *lane[T]) {
+		l.items = slices.DeleteFunc(l.items, func(it *Item[T]) bool {
+			if !match(it.Value) {
+				return false
+			}
+			removed = append(removed, it.Value)
+			q.held--
+			q.bytes -= it.size
+			return true
+		})
+	}
+	ready := q.ready
+	q.ready, q.waiting = nil, 0
+	for _, l := range ready {
+		remove(l)
+		q.setReady(l)
+	}
+	for l := range q.delayed {
+		head := l.items[0]
+		if remove(l); len(l.items) == 0 || l.items[0] != head {
+			q.wake(l) // The delay was for an item that is gone.
+		}
+	}
+	for _, l := range q.lanes {
+		if l.busy {
+			remove(l)
+		}
+	}
+	q.changed.Broadcast()
+	return removed
 }
 
 // Close ends the queue and returns the items that are not taken. Take and Room

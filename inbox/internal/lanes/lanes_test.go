@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -168,6 +170,64 @@ func TestCloseReturnsTheRest(t *testing.T) {
 		}
 		if _, ok := q.Room(t.Context()); ok {
 			t.Error("a closed queue has room")
+		}
+	})
+}
+
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		q := lanes.New(1, lanes.Limits{Items: 10}, never)
+		for _, v := range []string{"a1-", "a2", "a3-"} {
+			q.Put("a", v, 1)
+		}
+		busy := q.Take(t.Context(), 1)
+		q.Put("d", "d1-", 1)
+		q.Put("d", "d2", 1)
+		delayed := q.Take(t.Context(), 1)
+		delayed[0].Keep, delayed[0].Delay = true, time.Hour
+		q.Finish(delayed)
+		for _, v := range []string{"b1", "b2-", "b3-"} {
+			q.Put("b", v, 1)
+		}
+		q.Put("c", "c1-", 1)
+		q.Put("", "x-", 1)
+		q.Put("", "y", 1)
+
+		removed := q.Remove(func(v string) bool { return strings.HasSuffix(v, "-") })
+		inOrder := slices.Index(removed, "b2-") < slices.Index(removed, "b3-")
+		slices.Sort(removed)
+		if want := "[a3- b2- b3- c1- d1- x-]"; fmt.Sprint(removed) != want || !inOrder {
+			t.Errorf("removed %v, want %s, lanes in order", removed, want)
+		}
+		if again := q.Remove(func(v string) bool { return strings.HasSuffix(v, "-") }); len(again) != 0 {
+			t.Errorf("a second call removed %v: what is taken must stay", again)
+		}
+		q.Finish(busy)
+		start := time.Now()
+		var rest []string
+		for range 4 {
+			items := q.Take(t.Context(), 10)
+			for _, it := range items {
+				rest = append(rest, it.Value)
+			}
+			q.Finish(items)
+			if n, _ := q.Held(); n == 0 {
+				break
+			}
+		}
+		slices.Sort(rest)
+		if want := "[a2 b1 d2 y]"; fmt.Sprint(rest) != want || time.Since(start) != 0 {
+			t.Errorf("took %v after %v, want %s at once: the delay was for one that is gone", rest, time.Since(start), want)
+		}
+		if n, b := q.Held(); n != 0 || b != 0 {
+			t.Errorf("holds %d items, %d bytes at the end", n, b)
+		}
+		for range 10 { // Lanes that became empty work as before.
+			q.Put("c", "c2", 1)
+		}
+		if got := q.Take(t.Context(), 20); len(got) != 10 {
+			t.Errorf("took %d of 10", len(got))
 		}
 	})
 }
