@@ -35,6 +35,7 @@ type Conn struct {
 	versions versions
 
 	mu     sync.Mutex
+	guess  string // why the broker may end the connection; empty once it has answered
 	broken error
 	lastID int32
 	buf    bytes.Buffer
@@ -74,6 +75,12 @@ func (c *Conn) exchange(ctx context.Context, wait time.Duration, f func() error)
 	ctx, cancel := context.WithTimeout(ctx, c.timeout+wait)
 	defer cancel()
 	err := within(ctx, c.nc, f)
+	switch {
+	case err == nil:
+		c.guess = ""
+	case c.guess != "":
+		err = guess(err, c.guess)
+	}
 	if err != nil && !errors.Is(err, ErrVersion) {
 		c.broken = fmt.Errorf("connection was lost: %w", err)
 		c.Close()

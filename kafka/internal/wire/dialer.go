@@ -19,10 +19,12 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
@@ -146,6 +148,9 @@ func (d *Dialer) Connect(ctx context.Context, address string) (*Conn, error) {
 		c.Close()
 		return nil, d.explain("talk to", address, err)
 	}
+	if d.mechanism == nil {
+		c.guess = "it may ask for a login by SASL"
+	}
 	return c, nil
 }
 
@@ -163,7 +168,7 @@ func (d *Dialer) secure(ctx context.Context, nc net.Conn, address string) (net.C
 		}
 		tc := tls.Client(nc, conf)
 		if err := tc.HandshakeContext(ctx); err != nil {
-			return nil, fmt.Errorf("TLS: %w", err)
+			return nil, fmt.Errorf("TLS: %w", guess(err, "it may not speak TLS on this port"))
 		}
 		nc = tc
 	}
@@ -195,7 +200,11 @@ func (d *Dialer) login(ctx context.Context, nc net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if h := res.(*saslhandshake.Response); h.ErrorCode != 0 {
+	switch h := res.(*saslhandshake.Response); kafkago.Error(h.ErrorCode) {
+	case 0:
+	case kafkago.IllegalSASLState:
+		return &AuthError{name, fmt.Errorf("the broker takes no login on this port: %w", kafkago.IllegalSASLState)}
+	default:
 		return &AuthError{name, fmt.Errorf("the broker offers %q: %w", h.Mechanisms, kafkago.Error(h.ErrorCode))}
 	}
 	session, response, err := d.mechanism.Start(ctx)
@@ -216,6 +225,17 @@ func (d *Dialer) login(ctx context.Context, nc net.Conn) error {
 		}
 	}
 	return nil
+}
+
+// guess adds to an error what it probably means, when it says that the broker
+// ended the connection or speaks something else. It may be somebody in between,
+// so it is no more than a guess.
+func guess(err error, why string) error {
+	var other tls.RecordHeaderError
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.As(err, &other) {
+		return fmt.Errorf("%w (the broker ended the connection: %s)", err, why)
+	}
+	return err
 }
 
 // explain says what was tried, and puts ErrShut for what Shut brings about.

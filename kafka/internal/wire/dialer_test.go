@@ -10,6 +10,8 @@ import (
 	"errors"
 	"math/big"
 	"net"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -195,6 +197,48 @@ func TestDialerTLS(t *testing.T) {
 	if _, err := newTestDialer(t, Options{}).Connect(t.Context(), address); err == nil {
 		t.Error("no error without TLS")
 	}
+}
+
+// A broker that ends the connection gives no reason; the likely one is said.
+func TestDialerGuesses(t *testing.T) {
+	t.Parallel()
+	_, client := certificate(t)
+	if _, err := newTestDialer(t, Options{TLS: client}).Connect(t.Context(), hangUp(t)); err == nil || !strings.Contains(err.Error(), "may not speak TLS") {
+		t.Errorf("TLS: got %v", err)
+	}
+	secure := newCluster(t, kfake.EnableSASL(), kfake.Superuser("PLAIN", "user", "secret"))
+	conn, err := newTestDialer(t, Options{}).Connect(t.Context(), secure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Metadata(t.Context(), []string{"orders"}); err == nil || !strings.Contains(err.Error(), "login by SASL") {
+		t.Errorf("no login: got %v", err)
+	}
+}
+
+// hangUp ends every connection at once.
+func hangUp(t *testing.T) string {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var accepting sync.WaitGroup
+	accepting.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		accepting.Wait()
+	})
+	return l.Addr().String()
 }
 
 // silent accepts connections and never answers.
