@@ -25,7 +25,8 @@ import (
 // itself. It returns an error for what only a person can mend: missing or
 // outdated tables (ErrNoSchema, ErrSchemaVersion), a changed key function
 // (*KeyDefinitionError), a source that cannot go on, and a conflict under
-// ConflictFail (ErrConflict). src is closed in every case.
+// ConflictFail (ErrConflict). src is closed in every case; when its Close fails,
+// that is logged: what was acked last may come again then.
 //
 // Several Runs of one Consumer may go on at once, with different sources; each
 // has workers of its own.
@@ -43,7 +44,8 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
 	r.queue = lanes.New(c.cfg.Workers, lanes.Limits{Items: c.cfg.MaxInFlight, Bytes: c.cfg.MaxInFlightBytes}, (*work).end)
 
 	if err := r.start(); err != nil {
-		return errors.Join(err, r.closeSource())
+		r.closeSource()
+		return err
 	}
 	r.loops.Go(func() { r.gate.keep(soft, c.store.Check, r.probeFailed) })
 	r.loops.Go(r.receive)
@@ -56,9 +58,9 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
 	grace.Stop()
 	hardStop(errHardStop)
 	r.nack(r.queue.Close()) //nolint:contextcheck // What is given back has a deadline of its own.
-	err := r.closeSource()
+	r.closeSource()
 	r.leaveHandlers()
-	return errors.Join(r.fatal(), err)
+	return r.fatal()
 }
 
 // runner is one Run.
@@ -488,13 +490,15 @@ func (r *runner[Tx]) keep(items []*item) {
 	}
 }
 
-func (r *runner[Tx]) closeSource() error {
+// closeSource closes the source. That it could not say good-bye to its broker is no
+// failure of Run: nothing is lost by it.
+func (r *runner[Tx]) closeSource() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.hard), r.c.cfg.AckTimeout)
 	defer cancel()
 	if err := r.src.Close(ctx); err != nil {
-		return fmt.Errorf("inbox: consumer %q: close source: %w", r.c.name, err)
+		r.c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "inbox: close source failed: what was acked last may come again, as a replay",
+			slog.String("consumer", r.c.name), slog.Any("error", err))
 	}
-	return nil
 }
 
 // leaveHandlers waits a last moment for handlers that ignored the end of their

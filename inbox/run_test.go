@@ -1,9 +1,11 @@
 package inbox_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -770,7 +772,7 @@ func TestRunErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Run(t.Context(), &brokenSource{broken}); !errors.Is(err, broken) {
+		if err := c.Run(t.Context(), &brokenSource{receive: broken}); !errors.Is(err, broken) {
 			t.Errorf("Run over a broken source = %v", err)
 		}
 		if err := c.Run(t.Context(), nil); err == nil {
@@ -779,7 +781,25 @@ func TestRunErrors(t *testing.T) {
 	})
 }
 
-type brokenSource struct{ err error }
+// A source that cannot say good-bye to its broker is told of, and no failure of Run.
+func TestRunLogsFailedClose(t *testing.T) {
+	t.Parallel()
+	var logs bytes.Buffer
+	c, err := inbox.New(newFakeStore(), "billing", keyfunc.JSON("id"), write, &inbox.Config{Logger: slog.New(slog.NewTextHandler(&lockedWriter{w: &logs}, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Run(t.Context(), &brokenSource{receive: broker.ErrClosed, close: errors.New("no coordinator")}); err != nil {
+		t.Errorf("Run = %v, want nil", err)
+	}
+	if got := logs.String(); !strings.Contains(got, "close source failed") || !strings.Contains(got, "no coordinator") {
+		t.Errorf("the log %q does not tell of it", got)
+	}
+}
 
-func (s *brokenSource) Receive(context.Context, int) ([]*broker.Delivery, error) { return nil, s.err }
-func (s *brokenSource) Close(context.Context) error                              { return nil }
+type brokenSource struct{ receive, close error }
+
+func (s *brokenSource) Receive(context.Context, int) ([]*broker.Delivery, error) {
+	return nil, s.receive
+}
+func (s *brokenSource) Close(context.Context) error { return s.close }
