@@ -98,7 +98,9 @@ type Config struct {
 	//
 	// With a Framing, what derives the message key sees the bare payload, so
 	// keyfunc's Unwrap around a registry frame is not needed, and would not find
-	// one. The fingerprint of the body leaves the schema id out, too.
+	// one. The fingerprint of the body leaves the schema id out, too; so when
+	// Framing is changed, a message that was handled before and comes again is a
+	// conflict and no replay, unless inbox.Config.Fingerprint says otherwise.
 	Framing Framing
 
 	// OnGap says what happens when offsets that were not handled are gone from

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
 // group keeps the source in its consumer group: it joins, serves one generation
@@ -14,6 +17,7 @@ import (
 type group struct {
 	*Source
 	members *kafkago.ConsumerGroup
+	shared  *shared
 	member  string // of the last generation
 	trouble trouble
 	backoff backoff
@@ -23,11 +27,18 @@ type group struct {
 // joinGroup starts the membership; the connections are those of dialer, which
 // can be ended on their own.
 func (s *Source) joinGroup() (*group, error) {
+	last := &shared{}
+	dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+		nc, err := s.groupDialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return wire.NeverCreate(nc), nil
+	}
 	members, err := kafkago.NewConsumerGroup(kafkago.ConsumerGroupConfig{
 		ID: s.name, Brokers: s.brokers, Topics: s.topics,
-		Dialer: &kafkago.Dialer{
-			ClientID: s.cfg.ClientID, DialFunc: s.groupDialer.DialContext, Timeout: s.cfg.DialTimeout,
-		},
+		Dialer:            &kafkago.Dialer{ClientID: s.cfg.ClientID, DialFunc: dial, Timeout: s.cfg.DialTimeout},
+		GroupBalancers:    s.assigners(last),
 		HeartbeatInterval: s.cfg.HeartbeatInterval,
 		SessionTimeout:    s.cfg.SessionTimeout,
 		RebalanceTimeout:  s.cfg.RebalanceTimeout,
@@ -39,7 +50,7 @@ func (s *Source) joinGroup() (*group, error) {
 		return nil, fmt.Errorf("kafka: join group %q: %w", s.name, err)
 	}
 	return &group{
-		Source: s, members: members,
+		Source: s, members: members, shared: last,
 		trouble: trouble{log: s.log, what: "join the group"},
 		backoff: backoff{most: s.cfg.MaxBackoff},
 		flaps:   backoff{most: s.cfg.MaxBackoff},

@@ -160,6 +160,7 @@ func newVersions(r *apiversions.Response) versions {
 // highest version that is used of each: the ones before the flexible encoding,
 // which the library does not get right for all of them.
 var libraryMax = map[protocol.ApiKey]int16{
+	protocol.Produce:          8,
 	protocol.Metadata:         8,
 	protocol.ListOffsets:      5,
 	protocol.OffsetCommit:     7,

@@ -25,6 +25,17 @@ type Topic struct {
 	// Leaders are the brokers to fetch the partitions from; -1 while a
 	// partition has none.
 	Leaders map[int32]int32
+	// Operations is what this client may do with the topic, a bit for each
+	// operation of Kafka's access control lists; negative when the broker was not
+	// asked or does not say.
+	Operations int32
+}
+
+// MayWrite tells whether records may be written to the topic. It is true when the
+// broker does not say.
+func (t *Topic) MayWrite() bool {
+	const write = 4
+	return t.Operations < 0 || t.Operations&(1<<write) != 0
 }
 
 // Metadata is what a broker knows about the cluster.
@@ -36,13 +47,22 @@ type Metadata struct {
 
 // Metadata asks for the topics; it never creates one.
 func (c *Conn) Metadata(ctx context.Context, topics []string) (*Metadata, error) {
+	return c.metadata(ctx, topics, false)
+}
+
+// Permissions is Metadata that also asks what may be done with the topics.
+func (c *Conn) Permissions(ctx context.Context, topics []string) (*Metadata, error) {
+	return c.metadata(ctx, topics, true)
+}
+
+func (c *Conn) metadata(ctx context.Context, topics []string, operations bool) (*Metadata, error) {
 	version, err := c.versions.pick(protocol.Metadata, 10, 12)
 	if err != nil {
 		return c.oldMetadata(ctx, topics)
 	}
 	var m *Metadata
 	err = c.exchange(ctx, 0, func() error {
-		body, err := c.raw(protocol.Metadata, version, true, metadataRequest(version, topics))
+		body, err := c.raw(protocol.Metadata, version, true, metadataRequest(version, topics, operations))
 		if err != nil {
 			return err
 		}
@@ -56,7 +76,7 @@ func (c *Conn) Metadata(ctx context.Context, topics []string) (*Metadata, error)
 }
 
 // metadataRequest encodes versions 10 to 12.
-func metadataRequest(version int16, topics []string) []byte {
+func metadataRequest(version int16, topics []string, operations bool) []byte {
 	b := binary.AppendUvarint(nil, uint64(len(topics))+1)
 	for _, name := range topics {
 		b = append(b, make([]byte, 16)...) // by name, not by id
@@ -67,7 +87,10 @@ func metadataRequest(version int16, topics []string) []byte {
 	if version == 10 {
 		b = append(b, 0) // no authorized operations of the cluster
 	}
-	return append(b, 0, 0) // none of the topics either; no tagged fields
+	if operations {
+		return append(b, 1, 0) // those of the topics; no tagged fields
+	}
+	return append(b, 0, 0)
 }
 
 // readMetadata decodes what all of the versions 10 to 12 begin with.
@@ -101,7 +124,7 @@ func readMetadata(body []byte) (*Metadata, error) {
 			r.skipTags()
 			t.Leaders[partition] = leader
 		}
-		r.int32() // authorized operations
+		t.Operations = r.int32()
 		r.skipTags()
 		m.Topics[name] = t
 	}
@@ -119,7 +142,7 @@ func (c *Conn) oldMetadata(ctx context.Context, topics []string) (*Metadata, err
 		m.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
 	}
 	for _, t := range res.(*metadata.Response).Topics {
-		topic := Topic{Leaders: make(map[int32]int32)}
+		topic := Topic{Leaders: make(map[int32]int32), Operations: -1}
 		if t.ErrorCode != 0 {
 			topic.Err = kafkago.Error(t.ErrorCode)
 		}

@@ -89,11 +89,14 @@ func TestMetadataEncoding(t *testing.T) {
 	for version := int16(10); version <= 12; version++ {
 		r := kmsg.NewMetadataRequest()
 		r.Version = version
-		if err := r.ReadFrom(metadataRequest(version, []string{"orders", "refunds"})); err != nil {
-			t.Fatalf("version %d: %v", version, err)
-		}
-		if len(r.Topics) != 2 || *r.Topics[0].Topic != "orders" || *r.Topics[1].Topic != "refunds" || r.AllowAutoTopicCreation {
-			t.Errorf("version %d: %+v", version, r)
+		for _, operations := range []bool{false, true} {
+			if err := r.ReadFrom(metadataRequest(version, []string{"orders", "refunds"}, operations)); err != nil {
+				t.Fatalf("version %d: %v", version, err)
+			}
+			if len(r.Topics) != 2 || *r.Topics[0].Topic != "orders" || *r.Topics[1].Topic != "refunds" || r.AllowAutoTopicCreation ||
+				r.IncludeTopicAuthorizedOperations != operations || r.IncludeClusterAuthorizedOperations {
+				t.Errorf("version %d: %+v", version, r)
+			}
 		}
 	}
 }
@@ -107,7 +110,7 @@ func TestMetadataDecoding(t *testing.T) {
 		p.Partition, p.Leader, p.Replicas, p.ISR = 3, 7, []int32{7, 8, 9}, []int32{7}
 		known := kmsg.NewMetadataResponseTopic()
 		known.Topic, known.TopicID = kmsg.StringPtr("orders"), [16]byte{1, 2, 3}
-		known.Partitions = append(known.Partitions, p)
+		known.Partitions, known.AuthorizedOperations = append(known.Partitions, p), 1<<kmsg.ACLOperationRead
 		missing := kmsg.NewMetadataResponseTopic()
 		missing.Topic, missing.ErrorCode = kmsg.StringPtr("refunds"), 3
 		r := kmsg.NewMetadataResponse()
@@ -123,8 +126,11 @@ func TestMetadataDecoding(t *testing.T) {
 		if got, want := m.Brokers[7], net.JoinHostPort("::1", "9092"); got != want {
 			t.Errorf("version %d: broker is %q, want %q", version, got, want)
 		}
-		if o := m.Topics["orders"]; o.ID != (TopicID{1, 2, 3}) || o.Err != nil || o.Leaders[3] != 7 {
+		if o := m.Topics["orders"]; o.ID != (TopicID{1, 2, 3}) || o.Err != nil || o.Leaders[3] != 7 || o.MayWrite() {
 			t.Errorf("version %d: %+v", version, o)
+		}
+		if o := m.Topics["refunds"]; !o.MayWrite() {
+			t.Errorf("version %d: %+v: not to know is not to forbid", version, o)
 		}
 		if !errors.Is(m.Topics["refunds"].Err, kafkago.UnknownTopicOrPartition) {
 			t.Errorf("version %d: %+v", version, m.Topics["refunds"])

@@ -1,0 +1,44 @@
+package kafka
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+)
+
+// case K5: one of the topics is deleted and waited for. The group must neither
+// create it, however often it rebalances and whatever the broker allows, nor
+// leave the other topics alone.
+func TestDeletedTopicStaysDeleted(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(2, "orders", "refunds"), kfake.AllowAutoTopicCreation())
+	events := newSpy()
+	cfg := quick(t)
+	cfg.OnReset, cfg.Hooks = ResetRestart, []Hook{events}
+	s := openSource(t, c, []string{"orders", "refunds"}, cfg)
+	await(t, events.assigned)
+	if err := c.DeleteTopic("refunds"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, events.resets)
+	for range 3 {
+		rebalance(c)
+		e := await(t, events.assigned)
+		want := []TopicPartition{{"orders", 0}, {"orders", 1}}
+		if !slices.Equal(e.Partitions, want) {
+			t.Errorf("assigned %v, want %v", e.Partitions, want)
+		}
+	}
+	if c.TopicInfo("refunds") != nil {
+		t.Fatal("the deleted topic was created")
+	}
+	produce(t, producer(t, c), numbered("orders", 1, 1)...)
+	ack(t, receive(t, s, 1)...)
+
+	if err := c.CreateTopic("refunds", 1, nil); err != nil {
+		t.Fatal(err)
+	}
+	produce(t, producer(t, c), numbered("refunds", 0, 1)...)
+	ack(t, receive(t, s, 1)...)
+}
