@@ -66,7 +66,13 @@ func scriptFolder() (string, error) {
 // runScript runs a script and returns what it printed; its errors carry what it
 // said on standard error.
 func runScript(ctx context.Context, folder, script, name string) (string, error) {
-	command := exec.CommandContext(ctx, filepath.Join(folder, script), name)
+	return runProgram(ctx, nil, filepath.Join(folder, script), name)
+}
+
+// runProgram is runScript with more variables in the environment.
+func runProgram(ctx context.Context, environment []string, program, argument string) (string, error) {
+	command := exec.CommandContext(ctx, program, argument)
+	command.Env = append(os.Environ(), environment...)
 	var out, messages bytes.Buffer
 	command.Stdout, command.Stderr = &out, &messages
 	// A daemon that kept a pipe open must not keep us waiting.
@@ -83,7 +89,7 @@ func runScript(ctx context.Context, folder, script, name string) (string, error)
 		// No bash.
 		return "", fmt.Errorf("%w: %w", ErrUnavailable, err)
 	default:
-		return "", fmt.Errorf("services/%s %s: %w: %s", script, name, err, said)
+		return "", fmt.Errorf("services/%s %s: %w: %s", filepath.Base(program), argument, err, said)
 	}
 }
 
