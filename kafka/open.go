@@ -26,6 +26,9 @@ const newTopicGrace = 3 * time.Second
 // some of the cluster's brokers; the others are found. group names the consumer
 // group: its members share the partitions, and its offsets say what is done.
 //
+// No topic is ever created, by Open or later, whatever the brokers allow (but for
+// brokers older than Kafka 2.0, which do not let a client forbid it).
+//
 // Before it returns, Open makes sure that the topics exist and may be read, and
 // that the group may be used. While no broker can be reached it tries again,
 // logging why, until ctx ends; the error then wraps ctx's error and the last
@@ -143,8 +146,12 @@ func (s *Source) check(ctx context.Context) error {
 	wait := backoff{most: s.cfg.MaxBackoff}
 	bad := trouble{log: s.log, what: "open"}
 	began, waits := time.Now(), 0
+	var last error
 	for {
 		err := s.checkOnce(ctx, time.Since(began) > newTopicGrace)
+		if last == nil || !ended(ctx) {
+			last = err // an attempt that the end of ctx broke off tells nothing
+		}
 		switch {
 		case err == nil:
 			bad.over(ctx)
@@ -155,13 +162,20 @@ func (s *Source) check(ctx context.Context) error {
 			if waits++; waits == 1 {
 				s.log.InfoContext(ctx, "kafka: a topic is missing; it may be new", "error", err, "wait", newTopicGrace)
 			}
-		case ctx.Err() == nil:
+		case !ended(ctx):
 			bad.note(ctx, err, "brokers", s.brokers)
 		}
 		if !wait.sleep(ctx) {
-			return fmt.Errorf("kafka: open: %w; last: %w", ctx.Err(), err)
+			return fmt.Errorf("kafka: open: %w; last: %w", ctx.Err(), last)
 		}
 	}
+}
+
+// ended tells whether ctx has ended, or should have by the clock, which what is
+// under its deadline may notice a moment earlier.
+func ended(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // isFinal tells whether trying again is of no use.

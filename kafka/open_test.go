@@ -68,6 +68,28 @@ func TestOpenUnreachable(t *testing.T) {
 	}
 }
 
+// The last attempt is broken off by the end of the context: the reason is what
+// failed before.
+func TestOpenTellsTheReason(t *testing.T) {
+	t.Parallel()
+	cfg := quick(t)
+	reason := errors.New("the reason")
+	var dials atomic.Int32
+	cfg.Dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		if dials.Add(1) == 1 {
+			return nil, reason
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := Open(ctx, []string{"127.0.0.1:1"}, "billing", []string{"orders"}, cfg)
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, reason) || dials.Load() < 2 {
+		t.Errorf("got %v after %d attempts, want the context's error and the reason", err, dials.Load())
+	}
+}
+
 func TestOpenWaitsForBrokers(t *testing.T) {
 	t.Parallel()
 	c := newFake(t, kfake.SeedTopics(1, "orders"))
