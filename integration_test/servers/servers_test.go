@@ -2,11 +2,13 @@ package servers_test
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/segmentio/kafka-go"
 
 	"github.com/ackafter/ackafter/integration_test/servers"
@@ -143,5 +145,55 @@ func TestKafkaTakesAndGives(t *testing.T) {
 	message, err := reader.ReadMessage(ctx)
 	if err != nil || string(message.Value) != "hello" {
 		t.Errorf("read %q, %v", message.Value, err)
+	}
+}
+
+func TestRabbitMQTakesAndGives(t *testing.T) {
+	t.Parallel()
+	server := servers.RabbitMQ(t)
+	connection, err := amqp.DialConfig(server.URL, amqp.Config{Dial: amqp.DefaultDial(10 * time.Second)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = connection.Close() }()
+	channel, err := connection.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	queue, err := channel.QueueDeclare(servers.Name(t), false, true, true, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := channel.PublishWithContext(t.Context(), "", queue.Name, false, false, amqp.Publishing{Body: []byte("hello")}); err != nil {
+		t.Fatal(err)
+	}
+	messages, err := channel.Consume(queue.Name, "", true, true, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case message := <-messages:
+		if string(message.Body) != "hello" {
+			t.Errorf("received %q", message.Body)
+		}
+	case <-time.After(time.Minute):
+		t.Error("nothing was received")
+	}
+	if server.Management == "" {
+		t.Errorf("no management API: set %s", servers.EnvRabbitMQManagement)
+		return
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.Management+"/api/overview", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Timeout: time.Minute}
+	answer, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK {
+		t.Errorf("management API: %s", answer.Status)
 	}
 }
