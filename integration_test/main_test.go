@@ -17,6 +17,7 @@ var children = map[string]func(context.Context) error{
 	"k1":        k1Child,
 	"killpoint": killpointChild,
 	"storm":     stormChild,
+	"toxiproxy": toxiproxyChild,
 }
 
 func TestMain(m *testing.M) {

@@ -81,9 +81,17 @@ type topic struct {
 	brokers []string
 	client  *kafka.Client
 	parts   int
+
+	committed map[int]int64 // what watchOffsets saw last
 }
 
 func newTopic(t *testing.T, brokers []string, partitions int) *topic {
+	t.Helper()
+	return newCopiedTopic(t, brokers, partitions, 1)
+}
+
+// newCopiedTopic makes a topic with several copies of each partition.
+func newCopiedTopic(t *testing.T, brokers []string, partitions, copies int) *topic {
 	t.Helper()
 	tp := &topic{
 		t: t, brokers: brokers, parts: partitions,
@@ -91,7 +99,7 @@ func newTopic(t *testing.T, brokers []string, partitions int) *topic {
 		client: &kafka.Client{Addr: kafka.TCP(brokers...), Timeout: 10 * time.Second},
 	}
 	r, err := tp.client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
-		Topic: tp.name, NumPartitions: partitions, ReplicationFactor: 1,
+		Topic: tp.name, NumPartitions: partitions, ReplicationFactor: copies,
 	}}})
 	if err != nil || r.Errors[tp.name] != nil {
 		t.Fatalf("create topic: %v, %v", err, r)
@@ -151,6 +159,56 @@ func (tp *topic) lag(group string) int64 {
 		lag += p.LastOffset - committed[p.Partition]
 	}
 	return lag
+}
+
+// metadata returns what a broker knows of topics.
+func (tp *topic) metadata(topics ...string) (*kafka.MetadataResponse, error) {
+	ctx, cancel := context.WithTimeout(tp.t.Context(), 10*time.Second)
+	defer cancel()
+	return tp.client.Metadata(ctx, &kafka.MetadataRequest{Topics: topics})
+}
+
+// watchOffsets checks that the group's offsets never go back, until the returned
+// function is called. A later call goes on where this one ended.
+func (tp *topic) watchOffsets(group string) (stop func()) {
+	ctx, cancel := context.WithCancel(tp.t.Context())
+	done := make(chan struct{})
+	parts := make([]int, tp.parts)
+	for p := range parts {
+		parts[p] = p
+	}
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		if tp.committed == nil {
+			tp.committed = make(map[int]int64)
+		}
+		for ctx.Err() == nil {
+			r, err := tp.client.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: group, Topics: map[string][]int{tp.name: parts}})
+			if err == nil && r.Error == nil {
+				for _, p := range r.Topics[tp.name] {
+					if p.Error != nil {
+						continue
+					}
+					if last, ok := tp.committed[p.Partition]; ok && p.CommittedOffset < last {
+						tp.t.Errorf("the committed offset of partition %d went back from %d to %d", p.Partition, last, p.CommittedOffset)
+					}
+					tp.committed[p.Partition] = p.CommittedOffset
+				}
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	tp.t.Cleanup(stop)
+	return stop
 }
 
 // rewind sets the offsets of a group without members to the earliest.
