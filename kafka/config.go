@@ -20,6 +20,7 @@ const (
 	defaultHeartbeatInterval = 3 * time.Second
 	defaultSessionTimeout    = 30 * time.Second
 	defaultRebalanceTimeout  = 60 * time.Second
+	defaultDrainTimeout      = 30 * time.Second
 	defaultCommitInterval    = time.Second
 	defaultCommitCount       = 1000
 	defaultWatchInterval     = 10 * time.Second
@@ -124,15 +125,17 @@ type Config struct {
 	SessionTimeout time.Duration
 
 	// RebalanceTimeout is how long the coordinator waits for a member to come
-	// back when the group rebalances. Default 60 s. Negative is an error.
+	// back when the group rebalances: for what DrainTimeout and the last commit
+	// take. Default 60 s. Negative is an error.
 	RebalanceTimeout time.Duration
 
 	// DrainTimeout is how long deliveries that are out when the group rebalances
 	// may still be settled. The whole group waits for that long at most; what is
-	// not settled then is lost and comes again. Default: a third of
-	// SessionTimeout, but not more than half of RebalanceTimeout. It must be less
-	// than SessionTimeout, for no heartbeats are sent meanwhile, and than
-	// RebalanceTimeout. Negative: no grace, deliveries are lost at once.
+	// not settled then is lost and comes again. Heartbeats go on meanwhile, so it
+	// may be longer than SessionTimeout. Default: half of RebalanceTimeout, at most
+	// 30 s. It must be less than RebalanceTimeout, and should leave time for noticing
+	// the rebalance (a HeartbeatInterval) and for a commit. Negative: no grace,
+	// deliveries are lost at once.
 	DrainTimeout time.Duration
 
 	// CommitInterval is how often offsets are committed. Default 1 s. Negative:
@@ -265,7 +268,7 @@ func (c *Config) withDefaults() *Config {
 	orDefault(&d.SessionTimeout, defaultSessionTimeout)
 	orDefault(&d.HeartbeatInterval, min(defaultHeartbeatInterval, max(d.SessionTimeout/3, minTimeout)))
 	orDefault(&d.RebalanceTimeout, defaultRebalanceTimeout)
-	orDefault(&d.DrainTimeout, min(d.SessionTimeout/3, d.RebalanceTimeout/2))
+	orDefault(&d.DrainTimeout, min(defaultDrainTimeout, d.RebalanceTimeout/2))
 	orDefault(&d.CommitInterval, defaultCommitInterval)
 	orDefault(&d.CommitCount, defaultCommitCount)
 	orDefault(&d.WatchInterval, defaultWatchInterval)
@@ -313,8 +316,6 @@ func (c *Config) validate() error {
 	switch {
 	case c.HeartbeatInterval > c.SessionTimeout/3:
 		return configError("HeartbeatInterval", c.HeartbeatInterval, fmt.Sprintf("must be at most a third of SessionTimeout (%v)", c.SessionTimeout))
-	case c.DrainTimeout >= c.SessionTimeout:
-		return configError("DrainTimeout", c.DrainTimeout, fmt.Sprintf("must be less than SessionTimeout (%v)", c.SessionTimeout))
 	case c.DrainTimeout >= c.RebalanceTimeout:
 		return configError("DrainTimeout", c.DrainTimeout, fmt.Sprintf("must be less than RebalanceTimeout (%v)", c.RebalanceTimeout))
 	case c.CommitInterval > 0 && c.CommitInterval < time.Millisecond:

@@ -17,7 +17,7 @@ func TestConfigDefaults(t *testing.T) {
 		}
 		if d.ClientID != "ackafter" || d.DialTimeout != 5*time.Second || d.RequestTimeout != 10*time.Second ||
 			d.CloseTimeout != 10*time.Second || d.MaxBackoff != 5*time.Second || d.HeartbeatInterval != 3*time.Second ||
-			d.SessionTimeout != 30*time.Second || d.RebalanceTimeout != time.Minute || d.DrainTimeout != 10*time.Second ||
+			d.SessionTimeout != 30*time.Second || d.RebalanceTimeout != time.Minute || d.DrainTimeout != 30*time.Second ||
 			d.CommitInterval != time.Second || d.CommitCount != 1000 || d.WatchInterval != 10*time.Second ||
 			d.MaxAhead != 10_000 || d.BufferBytes != 64<<20 || d.FetchBytes != 1<<20 || d.FetchWait != time.Second ||
 			d.Start != StartEarliest || d.Isolation != ReadCommitted || d.Lanes != LaneByKey || d.Framing != FramingNone || d.OnGap != GapContinue ||
@@ -31,6 +31,9 @@ func TestConfigDefaults(t *testing.T) {
 	}
 	if off.DrainTimeout != 0 || off.CommitInterval != 0 || off.CommitCount != 0 || off.WatchInterval != 0 || off.MaxAhead != 0 {
 		t.Errorf("negative is not off: %+v", off)
+	}
+	if err := (&Config{DrainTimeout: 59 * time.Second}).withDefaults().validate(); err != nil {
+		t.Errorf("a drain that is longer than the session: %v", err)
 	}
 	if d := (&Config{SessionTimeout: 9 * time.Second, RebalanceTimeout: 4 * time.Second}).withDefaults().DrainTimeout; d != 2*time.Second {
 		t.Errorf("DrainTimeout is %v, want half of RebalanceTimeout", d)
@@ -66,7 +69,7 @@ func TestConfigErrors(t *testing.T) {
 		{Config{SessionTimeout: -1}, "SessionTimeout = -1ns"},
 		{Config{SessionTimeout: 25 * time.Hour}, "SessionTimeout = 25h0m0s"},
 		{Config{RebalanceTimeout: -1}, "RebalanceTimeout = -1ns"},
-		{Config{DrainTimeout: 30 * time.Second}, "DrainTimeout = 30s: must be less than SessionTimeout (30s)"},
+		{Config{DrainTimeout: time.Minute}, "DrainTimeout = 1m0s: must be less than RebalanceTimeout (1m0s)"},
 		{Config{DrainTimeout: 20 * time.Second, RebalanceTimeout: 20 * time.Second}, "DrainTimeout = 20s: must be less than RebalanceTimeout (20s)"},
 		{Config{CommitInterval: 1}, "CommitInterval = 1ns"},
 		{Config{WatchInterval: 1}, "WatchInterval = 1ns"},

@@ -174,18 +174,28 @@ func (c *coordinator) commit(ctx context.Context, m epoch, items []commitItem) e
 	return err
 }
 
+// heartbeat tells the coordinator that the member is there. A group that is
+// rebalancing is no error; an error for which isOver holds says that the member
+// has lost its place.
+func (c *coordinator) heartbeat(ctx context.Context, m epoch) error {
+	_, err := c.roundTrip(ctx, &heartbeat.Request{GroupID: c.group, GenerationID: m.generation, MemberID: m.member},
+		func(msg protocol.Message) int16 {
+			code := msg.(*heartbeat.Response).ErrorCode
+			if kafkago.Error(code) == kafkago.RebalanceInProgress {
+				return 0
+			}
+			return code
+		})
+	return err
+}
+
 // alive asks whether the coordinator can be used: a nil error says that it
 // answered, whatever it thinks of the member.
 func (c *coordinator) alive(ctx context.Context, m epoch) error {
-	_, err := c.roundTrip(ctx, &heartbeat.Request{GroupID: c.group, GenerationID: m.generation, MemberID: m.member},
-		func(msg protocol.Message) int16 {
-			switch code := msg.(*heartbeat.Response).ErrorCode; kafkago.Error(code) {
-			case kafkago.RebalanceInProgress, kafkago.IllegalGeneration, kafkago.UnknownMemberId, kafkago.FencedInstanceID, kafkago.GroupIdNotFound:
-				return 0
-			default:
-				return code
-			}
-		})
+	err := c.heartbeat(ctx, m)
+	if isOver(err) || errors.Is(err, kafkago.GroupIdNotFound) {
+		return nil
+	}
 	return err
 }
 

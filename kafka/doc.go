@@ -17,8 +17,8 @@
 // group rebalances, fetching stops, what is in flight gets a bounded time
 // ([Config.DrainTimeout]) to be settled, what is done is committed, and then
 // the deliveries that are left are lost: their contexts end and settling them
-// returns broker.ErrLost. Heartbeats are sent in the background, so a slow
-// handler causes no rebalance.
+// returns broker.ErrLost. Heartbeats are sent in the background, during that time
+// too, so a slow handler causes no rebalance and costs the member no place.
 //
 // # What goes wrong, and what happens then
 //

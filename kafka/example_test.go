@@ -82,7 +82,7 @@ func ExampleOpen() {
 	// Output:
 	// kafka: open: group: must not be empty
 	// kafka: open: topics[1] is "orders": is there twice
-	// kafka: config: DrainTimeout = 1m0s: must be less than SessionTimeout (30s)
+	// kafka: config: DrainTimeout = 1m0s: must be less than RebalanceTimeout (1m0s)
 }
 
 // A missing topic is an error with its name; it is never created.

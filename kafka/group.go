@@ -90,6 +90,7 @@ func (g *group) run(ctx context.Context) {
 // serve has a generation. The library joins the group again when it returns.
 func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 	se := newSession(g.Source, gen, assignment(gen))
+	se.shared = g.shared.take()
 	g.enter(se)
 	began := time.Now()
 	se.run(ctx, revoked)
@@ -119,6 +120,7 @@ func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 // failed handles a failed attempt to join.
 func (g *group) failed(ctx context.Context, err error) {
 	g.note(ctx, err)
+	g.shared.take() // what it shared out came to nothing
 	switch {
 	case errors.Is(err, kafkago.InvalidSessionTimeout):
 		g.fail(fmt.Errorf("kafka: config: SessionTimeout = %v: the broker's group.min.session.timeout.ms and group.max.session.timeout.ms do not allow it: %w", g.cfg.SessionTimeout, err))

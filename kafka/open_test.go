@@ -143,6 +143,22 @@ func TestPermissions(t *testing.T) {
 	}
 }
 
+// To describe the group is enough to find its coordinator, but not to be a member.
+func TestOpenGroupMayOnlyBeDescribed(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	c.ControlKey(int16(kmsg.Heartbeat), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		res := req.ResponseKind().(*kmsg.HeartbeatResponse)
+		res.ErrorCode = int16(kafkago.GroupAuthorizationFailed)
+		return res, nil, true
+	})
+	_, err := Open(t.Context(), c.ListenAddrs(), "billing", []string{"orders"}, quick(t))
+	if !errors.Is(err, ErrForbidden) || !strings.Contains(err.Error(), `group "billing": permission is missing to read`) {
+		t.Errorf("got %v, want that the permission is missing", err)
+	}
+}
+
 func TestOpenRefusedLogin(t *testing.T) {
 	t.Parallel()
 	c := newFake(t, kfake.SeedTopics(1, "orders"), kfake.EnableSASL(), kfake.Superuser("PLAIN", "admin", "admin"))

@@ -21,10 +21,11 @@ type session struct {
 	committer *committer
 	commits   trouble // of the goroutine that commits
 	fetchers  []*fetcher
-	share     int      // of Config.BufferBytes, for each partition
-	over      once     // the broker says that the generation is over
-	rejoin    once     // the group has to be joined again
-	recreated []string // topics that were created anew since the last generation
+	share     int            // of Config.BufferBytes, for each partition
+	shared    map[string]int // partitions by topic that this member, as the leader, has shared out; nil when it was not
+	over      once           // the broker says that the generation is over
+	rejoin    once           // the group has to be joined again
+	recreated []string       // topics that were created anew since the last generation
 }
 
 // once is a signal that is given at most once.
@@ -88,6 +89,10 @@ func newSession(s *Source, gen *kafkago.Generation, tps []topicPartition) *sessi
 // run works until ctx ends because the source closes, revoked ends, or the
 // generation turns out to be over; then it settles what can be settled. When it
 // returns, nothing of it runs any more and everything that is out of it is lost.
+//
+// The library sends no heartbeats once the generation is revoked, so they are
+// sent from here until what is done is committed: the coordinator waits for a
+// member for as long as RebalanceTimeout, but only while it hears of it.
 func (se *session) run(ctx, revoked context.Context) { //nolint:contextcheck // what is done is committed after ctx has ended
 	work, stop := context.WithCancel(ctx)
 	defer stop()
@@ -111,15 +116,50 @@ func (se *session) run(ctx, revoked context.Context) { //nolint:contextcheck // 
 	}
 	stop()
 	began := time.Now()
-	se.waitDrained(ctx, se.ledger.drain())
+	drained := se.ledger.drain()
+	stopBeats := make(chan struct{})
+	var beats sync.WaitGroup
+	beats.Go(func() { se.keepAlive(stopBeats) })
+	se.waitDrained(ctx, drained)
 	// From here on an ack is refused, so that each one that was taken is in what
 	// is committed now.
 	lost := se.ledger.end()
 	drain := time.Since(began)
 	stopCommits()
 	wg.Wait()
-	err := se.lastCommit() //nolint:contextcheck // ctx has ended
+	err := se.lastCommit(began)
+	close(stopBeats)
+	beats.Wait()
 	se.revoked(ctx, lost, drain, err)
+}
+
+// keepAlive sends heartbeats until stop, or until the member has lost its place.
+// One that is under way is not cut off, which would cost the connection.
+func (se *session) keepAlive(stop <-chan struct{}) {
+	t := time.NewTicker(se.cfg.HeartbeatInterval)
+	defer t.Stop()
+	bad := trouble{log: se.log, what: "heartbeat"}
+	for {
+		select {
+		case <-stop:
+			return
+		case <-se.over.c:
+			return
+		case <-se.ctx.Done():
+			return
+		case <-t.C:
+		}
+		err := se.coordinator.heartbeat(se.ctx, se.id)
+		switch {
+		case err == nil:
+			bad.over(se.ctx)
+		case isOver(err):
+			se.log.WarnContext(se.ctx, "kafka: the group has given this member up", "generation", se.id.generation, "error", err)
+			se.over.signal()
+		case se.ctx.Err() == nil:
+			bad.note(se.ctx, err)
+		}
+	}
 }
 
 // work starts the partitions and watches the topics, until ctx ends.
@@ -137,6 +177,10 @@ func (se *session) work(ctx context.Context) {
 		wg.Go(func() { f.run(ctx) })
 	}
 	if se.cfg.WatchInterval > 0 {
+		// A partition that was created since they were shared out has no owner yet.
+		if se.shared != nil {
+			partitions = se.shared
+		}
 		w := &watcher{session: se, partitions: partitions, unknown: make(map[string]int)}
 		if w.run(ctx) {
 			se.rejoin.signal()
@@ -247,16 +291,18 @@ func (se *session) waitDrained(ctx context.Context, drained <-chan struct{}) {
 	}
 }
 
-// lastCommit commits what is done, before the generation ends. It has what the
-// session's timeout leaves after draining.
-func (se *session) lastCommit() error {
+// lastCommit commits what is done, before the generation ends. began is when the
+// drain did, at most a HeartbeatInterval after the rebalance. It has half of the
+// time that RebalanceTimeout leaves, for the member has to join yet.
+func (se *session) lastCommit(began time.Time) error {
 	if se.over.given() { // nobody takes it any more
 		if len(se.ledger.uncommitted()) > 0 {
 			return errGenerationOver
 		}
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(se.ctx, max((se.cfg.SessionTimeout-se.cfg.DrainTimeout)/2, time.Millisecond))
+	left := time.Until(began.Add(se.cfg.RebalanceTimeout - se.cfg.HeartbeatInterval))
+	ctx, cancel := context.WithTimeout(se.ctx, max(min(left/2, se.cfg.RequestTimeout), minTimeout))
 	defer cancel()
 	se.committer.backoff.reset()
 	if err := se.committer.flush(ctx, ctx); err != nil {
