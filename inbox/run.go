@@ -203,7 +203,7 @@ func (r *runner[Tx]) batch(items []*item) {
 		r.keep(items)
 		return
 	}
-	if r.unusable(err) {
+	if r.unusable(err) || r.unanswered(err) {
 		r.keep(items)
 		r.gate.trip(err)
 		return
@@ -278,6 +278,21 @@ func (r *runner[Tx]) unusable(err *batchError) bool {
 	return err.stage == stageBegin && (err.down || r.c.store.Classify(err) == ClassUnavailable)
 }
 
+// unanswered tells that the database answers nobody at the moment. It is asked when
+// a handler that ran out of time, or whose own context ended, took its connection
+// along: that may have been the wait for a database that hangs, which is not the
+// message's fault.
+func (r *runner[Tx]) unanswered(err *batchError) bool {
+	outOfTime := func(w *work) bool { return errors.Is(w.fate.err, ErrHandlerTimeout) || endedOwnContext(w.fate.err) }
+	if !slices.ContainsFunc(err.culprits, outOfTime) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(r.hard, probeTimeout)
+	defer cancel()
+	probe := r.c.store.Check(ctx)
+	return probe != nil && (ctx.Err() != nil || r.c.store.Classify(probe) == ClassUnavailable)
+}
+
 // How often in a row, while it runs alone, a message may fail like infrastructure
 // on a database that takes its claims, before it counts as its own failure: fewer
 // times when others succeed in between, more when nobody does.
@@ -295,7 +310,7 @@ func (r *runner[Tx]) single(it *item, err *batchError) {
 	case w.lost() && !w.effectsUnknown():
 		it.Keep = false
 	case r.hard.Err() != nil:
-	case r.unusable(err):
+	case r.unusable(err), r.unanswered(err):
 		r.gate.trip(err)
 	case slices.Contains(err.culprits, w) && w.fate.kind == fateFailed:
 		r.condemn(it, w.fate)
