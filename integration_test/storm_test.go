@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -24,12 +23,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	kafkago "github.com/segmentio/kafka-go"
 
-	"github.com/ackafter/ackafter/inbox"
-	"github.com/ackafter/ackafter/inbox/inboxpgx"
 	"github.com/ackafter/ackafter/integration_test/orders"
 	"github.com/ackafter/ackafter/integration_test/servers"
-	"github.com/ackafter/ackafter/kafka"
-	"github.com/ackafter/ackafter/keyfunc"
 )
 
 const (
@@ -73,7 +68,7 @@ func TestRebalanceStorm(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	r := rand.New(rand.NewPCG(seed, 0))
-	stream, err := orders.Generate(orders.Config{Events: sized(30_000, 200_000), Repeats: 0.2, Seed: seed})
+	stream, err := orders.Generate(orders.Config{Events: sized(20_000, 200_000), Repeats: 0.2, Seed: seed})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +133,13 @@ type stormMember struct {
 	name string
 }
 
+// signal sends a signal that does not end the member.
+func (m *stormMember) signal(sig syscall.Signal) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_ = m.cmd.Process.Signal(sig)
+}
+
 func newStorm(t *testing.T, stream orders.Stream) *storm {
 	t.Helper()
 	url := servers.PostgresDurable(t)
@@ -199,7 +201,7 @@ func (s *storm) apply(r *rand.Rand, c change) {
 	}
 }
 
-func (s *storm) join() {
+func (s *storm) join() *stormMember {
 	s.t.Helper()
 	name := fmt.Sprintf("member-%d", len(s.all))
 	m := &stormMember{name: name, process: process{t: s.t, path: s.self, log: filepath.Join(s.dir, name+".log"), env: []string{
@@ -207,6 +209,7 @@ func (s *storm) join() {
 	}}}
 	s.members, s.all = append(s.members, m), append(s.all, m)
 	m.start()
+	return m
 }
 
 // remove takes a member off the list.
@@ -224,22 +227,12 @@ func (s *storm) stop(m *stormMember) {
 	})
 }
 
-// kill ends a member with SIGKILL, within a moment, and if there is one while it
-// has transactions open. It is frozen to look.
+// kill ends a member with SIGKILL, if there is one at a moment when it has
+// transactions open.
 func (s *storm) kill(m *stormMember) {
 	s.t.Helper()
 	s.remove(m)
-	open := 0
-	for limit := time.Now().Add(stormBeat / 2); ; {
-		_ = m.cmd.Process.Signal(syscall.SIGSTOP)
-		open = count(s.t, s.pool, `select count(*) from pg_stat_activity
-			where datname = current_database() and application_name = $1 and xact_start is not null`, m.name)
-		if open > 0 || time.Now().After(limit) {
-			break
-		}
-		_ = m.cmd.Process.Signal(syscall.SIGCONT)
-		<-time.After(5 * time.Millisecond)
-	}
+	open := s.freeze(m)
 	if err := m.end(syscall.SIGKILL); err == nil {
 		s.t.Errorf("%s had ended before it was killed: %s", m.name, m.tail())
 	}
@@ -247,6 +240,22 @@ func (s *storm) kill(m *stormMember) {
 	s.open += open
 	if open > 0 {
 		s.hits++
+	}
+}
+
+// freeze stops a member's process where it is, within half a beat at a moment
+// when it has transactions open, and returns how many.
+func (s *storm) freeze(m *stormMember) int {
+	s.t.Helper()
+	for limit := time.Now().Add(stormBeat / 2); ; {
+		m.signal(syscall.SIGSTOP)
+		open := count(s.t, s.pool, `select count(*) from pg_stat_activity
+			where datname = current_database() and application_name = $1 and xact_start is not null`, m.name)
+		if open > 0 || time.Now().After(limit) {
+			return open
+		}
+		m.signal(syscall.SIGCONT)
+		<-time.After(5 * time.Millisecond)
 	}
 }
 
@@ -472,126 +481,4 @@ func spread(ds []time.Duration) string {
 	slices.Sort(ds)
 	at := func(share float64) time.Duration { return ds[int(share*float64(len(ds)-1))].Round(time.Millisecond) }
 	return fmt.Sprintf("p50 %v, p95 %v, max %v (%d)", at(0.5), at(0.95), at(1), len(ds))
-}
-
-// stormEvent is a line of a member's log.
-type stormEvent struct {
-	Time       time.Time     `json:"time"`
-	Msg        string        `json:"msg"`
-	Generation int32         `json:"generation"`
-	Partitions int           `json:"partitions"`
-	Lost       int           `json:"lost"`
-	Drain      time.Duration `json:"drain"`
-	Err        string        `json:"err"`
-}
-
-// events returns the events of one kind of all members.
-func (s *storm) events(msg string) []stormEvent {
-	var found []stormEvent
-	for _, m := range s.all {
-		for _, e := range m.events() {
-			if e.Msg == msg {
-				found = append(found, e)
-			}
-		}
-	}
-	return found
-}
-
-// events reads the member's log; a last line cut off by a kill is left out.
-func (m *stormMember) events() []stormEvent {
-	b, err := os.ReadFile(m.log)
-	if err != nil {
-		m.t.Error(err)
-	}
-	var found []stormEvent
-	for line := range bytes.Lines(b) {
-		var e stormEvent
-		if json.Unmarshal(line, &e) == nil {
-			found = append(found, e)
-		}
-	}
-	return found
-}
-
-// stormChild is the main function of a member.
-func stormChild(ctx context.Context) error {
-	name, topic := os.Getenv("CHILD_NAME"), os.Getenv("CHILD_TOPIC")
-	cfg, err := pgxpool.ParseConfig(os.Getenv("CHILD_URL"))
-	if err != nil {
-		return err
-	}
-	cfg.ConnConfig.RuntimeParams["application_name"] = name
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	store, err := inboxpgx.New(pool)
-	if err != nil {
-		return err
-	}
-	quiet := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	consumer, err := inbox.New(store, "storm", keyfunc.JSON("orderId", "eventType"), inbox.JSON(stormHandler(name)), &inbox.Config{
-		Workers: 3, BatchSize: 10, Worker: name, Logger: quiet,
-	})
-	if err != nil {
-		return err
-	}
-	src, err := kafka.Open(ctx, strings.Split(os.Getenv("CHILD_BROKERS"), ","), topic, []string{topic}, &kafka.Config{
-		SessionTimeout: stormSession, CommitInterval: 100 * time.Millisecond, Logger: quiet,
-		Hooks: []kafka.Hook{stormHook{slog.New(slog.NewJSONHandler(os.Stdout, nil))}},
-	})
-	if err != nil {
-		return err
-	}
-	return consumer.Run(ctx, src)
-}
-
-// stormHandler writes the effect of an event, and how many effects of its order
-// it saw. One in a hundred takes long, one in ten thousand longer than a rebalance
-// waits.
-func stormHandler(name string) func(context.Context, pgx.Tx, *inbox.Message, orders.Event) error {
-	return func(ctx context.Context, tx pgx.Tx, m *inbox.Message, e orders.Event) error {
-		took := time.Duration(rand.IntN(1000)) * time.Microsecond
-		switch n := rand.IntN(10_000); {
-		case n < 1:
-			took = stormSession / 2
-		case n < 100:
-			took = stormSession / 10
-		}
-		select {
-		case <-time.After(took):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		_, err := tx.Exec(ctx, `insert into effects (order_id, event_type, worker, source, source_offset, seen)
-			select $1, $2, $3, $4, $5, (select count(*) from effects where order_id = $1)`,
-			e.OrderID, e.EventType, name, m.Source, m.Position.Offset)
-		return err
-	}
-}
-
-// stormHook writes what happens to the membership into the log, at once: a
-// member may be killed.
-type stormHook struct{ log *slog.Logger }
-
-func (h stormHook) OnAssigned(ctx context.Context, e kafka.AssignedEvent) {
-	h.log.InfoContext(ctx, "assigned", "generation", e.Generation, "partitions", len(e.Partitions))
-}
-
-func (h stormHook) OnRevoked(ctx context.Context, e kafka.RevokedEvent) {
-	err := ""
-	if e.Err != nil {
-		err = e.Err.Error()
-	}
-	h.log.InfoContext(ctx, "revoked", "generation", e.Generation, "partitions", len(e.Partitions), "lost", e.Lost, "drain", e.Drain, "err", err)
-}
-
-func (h stormHook) OnStaleAck(ctx context.Context, e kafka.StaleAckEvent) {
-	h.log.InfoContext(ctx, "stale ack", "partition", e.Partition)
-}
-
-func (h stormHook) OnCommitError(ctx context.Context, e kafka.CommitErrorEvent) {
-	h.log.InfoContext(ctx, "commit error", "err", e.Err.Error())
 }
