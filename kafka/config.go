@@ -24,6 +24,7 @@ const (
 	defaultCommitInterval    = time.Second
 	defaultCommitCount       = 1000
 	defaultWatchInterval     = 10 * time.Second
+	defaultLagInterval       = 10 * time.Second
 	defaultMaxAhead          = 10_000
 	defaultBufferBytes       = 64 << 20
 	defaultFetchBytes        = 1 << 20
@@ -152,6 +153,13 @@ type Config struct {
 	// its end.
 	WatchInterval time.Duration
 
+	// LagInterval is how often OnLag is told how far the partitions are behind. The
+	// end of a log comes with what is fetched from it; for partitions that are not
+	// fetched, because there is no room or their leader cannot be reached, it is
+	// asked for at this interval, with one request for each broker. Default 10 s.
+	// Negative: never; then the numbers of Stats are as old as the last fetch.
+	LagInterval time.Duration
+
 	// MaxAhead is how many records of a partition may be handed out, or wait in
 	// the buffer, ahead of the first one that is not done. One record that takes
 	// very long, or is given back again and again, stops its partition when that
@@ -272,11 +280,12 @@ func (c *Config) withDefaults() *Config {
 	orDefault(&d.CommitInterval, defaultCommitInterval)
 	orDefault(&d.CommitCount, defaultCommitCount)
 	orDefault(&d.WatchInterval, defaultWatchInterval)
+	orDefault(&d.LagInterval, defaultLagInterval)
 	orDefault(&d.MaxAhead, defaultMaxAhead)
 	orDefault(&d.BufferBytes, defaultBufferBytes)
 	orDefault(&d.FetchBytes, defaultFetchBytes)
 	orDefault(&d.FetchWait, defaultFetchWait)
-	for _, off := range []*time.Duration{&d.DrainTimeout, &d.CommitInterval, &d.WatchInterval} {
+	for _, off := range []*time.Duration{&d.DrainTimeout, &d.CommitInterval, &d.WatchInterval, &d.LagInterval} {
 		*off = max(*off, 0)
 	}
 	d.CommitCount = max(d.CommitCount, 0)
@@ -322,6 +331,8 @@ func (c *Config) validate() error {
 		return configError("CommitInterval", c.CommitInterval, "must be at least 1ms, or negative for never")
 	case c.WatchInterval > 0 && c.WatchInterval < minTimeout:
 		return configError("WatchInterval", c.WatchInterval, fmt.Sprintf("must be at least %v, or negative for never", minTimeout))
+	case c.LagInterval > 0 && c.LagInterval < minTimeout:
+		return configError("LagInterval", c.LagInterval, fmt.Sprintf("must be at least %v, or negative for never", minTimeout))
 	case c.BufferBytes < 1:
 		return configError("BufferBytes", c.BufferBytes, "must not be negative: memory has to be bounded")
 	case c.FetchBytes < minFetchBytes || c.FetchBytes > maxFetchBytes:

@@ -18,18 +18,18 @@ func TestConfigDefaults(t *testing.T) {
 		if d.ClientID != "ackafter" || d.DialTimeout != 5*time.Second || d.RequestTimeout != 10*time.Second ||
 			d.CloseTimeout != 10*time.Second || d.MaxBackoff != 5*time.Second || d.HeartbeatInterval != 3*time.Second ||
 			d.SessionTimeout != 30*time.Second || d.RebalanceTimeout != time.Minute || d.DrainTimeout != 30*time.Second ||
-			d.CommitInterval != time.Second || d.CommitCount != 1000 || d.WatchInterval != 10*time.Second ||
+			d.CommitInterval != time.Second || d.CommitCount != 1000 || d.WatchInterval != 10*time.Second || d.LagInterval != 10*time.Second ||
 			d.MaxAhead != 10_000 || d.BufferBytes != 64<<20 || d.FetchBytes != 1<<20 || d.FetchWait != time.Second ||
 			d.Start != StartEarliest || d.Isolation != ReadCommitted || d.Lanes != LaneByKey || d.Framing != FramingNone || d.OnGap != GapContinue ||
 			d.OnReset != ResetStop || d.Dial == nil || d.Logger == nil {
 			t.Errorf("%s: a default differs from its comment: %+v", name, d)
 		}
 	}
-	off := (&Config{DrainTimeout: -1, CommitInterval: -1, CommitCount: -1, WatchInterval: -1, MaxAhead: -1}).withDefaults()
+	off := (&Config{DrainTimeout: -1, CommitInterval: -1, CommitCount: -1, WatchInterval: -1, LagInterval: -1, MaxAhead: -1}).withDefaults()
 	if err := off.validate(); err != nil {
 		t.Error(err)
 	}
-	if off.DrainTimeout != 0 || off.CommitInterval != 0 || off.CommitCount != 0 || off.WatchInterval != 0 || off.MaxAhead != 0 {
+	if off.DrainTimeout != 0 || off.CommitInterval != 0 || off.CommitCount != 0 || off.WatchInterval != 0 || off.LagInterval != 0 || off.MaxAhead != 0 {
 		t.Errorf("negative is not off: %+v", off)
 	}
 	if err := (&Config{DrainTimeout: 59 * time.Second}).withDefaults().validate(); err != nil {
@@ -73,6 +73,7 @@ func TestConfigErrors(t *testing.T) {
 		{Config{DrainTimeout: 20 * time.Second, RebalanceTimeout: 20 * time.Second}, "DrainTimeout = 20s: must be less than RebalanceTimeout (20s)"},
 		{Config{CommitInterval: 1}, "CommitInterval = 1ns"},
 		{Config{WatchInterval: 1}, "WatchInterval = 1ns"},
+		{Config{LagInterval: 1}, "LagInterval = 1ns: must be at least 10ms, or negative for never"},
 		{Config{BufferBytes: -1}, "BufferBytes = -1: must not be negative: memory has to be bounded"},
 		{Config{FetchBytes: -1}, "FetchBytes = -1: must be from 16384"},
 		{Config{FetchBytes: 1 << 30}, "FetchBytes = 1073741824"},
@@ -222,6 +223,8 @@ type spy struct {
 	commits    chan CommitErrorEvent
 	pauses     chan PauseEvent
 	reconnects chan ReconnectEvent
+	back       chan ReconnectedEvent
+	lags       chan LagEvent
 }
 
 func newSpy() *spy {
@@ -229,6 +232,7 @@ func newSpy() *spy {
 	return &spy{
 		make(chan AssignedEvent, many), make(chan RevokedEvent, many), make(chan GapError, many), make(chan ResetError, many),
 		make(chan StaleAckEvent, many), make(chan CommitErrorEvent, many), make(chan PauseEvent, many), make(chan ReconnectEvent, many),
+		make(chan ReconnectedEvent, many), make(chan LagEvent, 10*many),
 	}
 }
 
@@ -240,6 +244,9 @@ func (s *spy) OnStaleAck(_ context.Context, e StaleAckEvent)       { s.stale <- 
 func (s *spy) OnCommitError(_ context.Context, e CommitErrorEvent) { s.commits <- e }
 func (s *spy) OnPause(_ context.Context, e PauseEvent)             { s.pauses <- e }
 func (s *spy) OnReconnect(_ context.Context, e ReconnectEvent)     { s.reconnects <- e }
+
+func (s *spy) OnReconnected(_ context.Context, e ReconnectedEvent) { s.back <- e }
+func (s *spy) OnLag(_ context.Context, e LagEvent)                 { s.lags <- e }
 
 // await returns the next event.
 func await[E any](t *testing.T, events <-chan E) E {

@@ -44,6 +44,9 @@ type fetcher struct {
 	backoff backoff
 	trouble trouble
 	beyond  []time.Time // when the offset was beyond the end, in a row
+
+	pauseAt     time.Time // when the last pause was logged
+	pauseLogged bool      // the one that lasts
 }
 
 // start says where a partition begins.
@@ -212,28 +215,45 @@ const (
 )
 
 func (f *fetcher) listOffset(ctx context.Context, conn *wire.Conn, when int64, isolation Isolation) (int64, error) {
-	level := int8(0)
+	offsets, err := listOffsets(ctx, conn, []topicPartition{f.part.topicPartition}, when, isolation)
+	return offsets[f.part.topicPartition], err
+}
+
+// listOffsets returns where the logs begin or end of which conn's broker is the
+// leader. With an error the others are there all the same.
+func listOffsets(ctx context.Context, conn *wire.Conn, tps []topicPartition, when int64, isolation Isolation) (map[topicPartition]int64, error) {
+	req := &listoffsets.Request{ReplicaID: -1}
 	if isolation == ReadCommitted {
-		level = 1
+		req.IsolationLevel = 1
 	}
-	res, err := conn.RoundTrip(ctx, &listoffsets.Request{ReplicaID: -1, IsolationLevel: level, Topics: []listoffsets.RequestTopic{{
-		Topic: f.part.topic, Partitions: []listoffsets.RequestPartition{{Partition: f.part.id, CurrentLeaderEpoch: -1, Timestamp: when}},
-	}}})
+	for topic, ids := range byTopic(tps) {
+		t := listoffsets.RequestTopic{Topic: topic}
+		for _, id := range ids {
+			t.Partitions = append(t.Partitions, listoffsets.RequestPartition{Partition: id, CurrentLeaderEpoch: -1, Timestamp: when})
+		}
+		req.Topics = append(req.Topics, t)
+	}
+	res, err := conn.RoundTrip(ctx, req)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
+	offsets := make(map[topicPartition]int64, len(tps))
 	for _, t := range res.(*listoffsets.Response).Topics {
 		for _, p := range t.Partitions {
-			if t.Topic != f.part.topic || p.Partition != f.part.id {
+			tp := topicPartition{t.Topic, p.Partition}
+			if p.ErrorCode != 0 {
+				err = fmt.Errorf("find the ends of the log of %s: %w", tp, kafkago.Error(p.ErrorCode))
 				continue
 			}
-			if p.ErrorCode != 0 {
-				return 0, fmt.Errorf("find the ends of the log: %w", kafkago.Error(p.ErrorCode))
-			}
-			return p.Offset, nil
+			offsets[tp] = p.Offset
 		}
 	}
-	return 0, fmt.Errorf("find the ends of the log: the answer lacks %s", f.part.topicPartition)
+	for _, tp := range tps {
+		if _, ok := offsets[tp]; !ok && err == nil {
+			err = fmt.Errorf("find the ends of the log: the answer lacks %s", tp)
+		}
+	}
+	return offsets, err
 }
 
 // waitRoom waits until there is room for what a fetch will bring, and returns
@@ -273,7 +293,22 @@ func (f *fetcher) waitRoom(ctx context.Context, memory int) (next int64, free in
 
 func (f *fetcher) notePause(ctx context.Context, e PauseEvent) {
 	f.ledger.note(f.part, nil, e.Paused)
+	f.logPause(ctx, e)
 	emit(f.cfg.Hooks, func(h OnPause) { h.OnPause(hookContext(ctx), e) })
+}
+
+// logPause logs a pause, and that it is over. A partition whose work goes slowly
+// pauses again and again; that is logged every now and then.
+func (f *fetcher) logPause(ctx context.Context, e PauseEvent) {
+	name := f.part.topicPartition.String()
+	switch {
+	case e.Paused && time.Since(f.pauseAt) >= remindEvery:
+		f.pauseAt, f.pauseLogged = time.Now(), true
+		f.log.InfoContext(ctx, "kafka: fetching is paused, there is no room for more", "partition", name)
+	case !e.Paused && f.pauseLogged:
+		f.pauseLogged = false
+		f.log.InfoContext(ctx, "kafka: fetching goes on", "partition", name, "after", e.For.Round(time.Millisecond))
+	}
 }
 
 // connect returns the connection to the partition's leader.
@@ -299,8 +334,8 @@ func (f *fetcher) disconnect() {
 func (f *fetcher) recovered(ctx context.Context) {
 	f.backoff.reset()
 	if f.trouble.tries > 0 {
-		f.trouble.over(ctx)
 		f.ledger.note(f.part, nil, false)
+		f.reconnected(ctx, &f.trouble, f.part.topicPartition.String())
 	}
 }
 

@@ -20,6 +20,7 @@ type group struct {
 	shared  *shared
 	member  string // of the last generation
 	trouble trouble
+	told    bool // of the trouble, to OnReconnect
 	backoff backoff
 	flaps   backoff // between generations that end at once
 }
@@ -73,7 +74,11 @@ func (g *group) run(ctx context.Context) {
 			g.failed(ctx, err)
 			continue
 		}
+		if g.told {
+			g.reconnected(ctx, &g.trouble, "group")
+		}
 		g.trouble.over(ctx)
+		g.told = false
 		g.backoff.reset()
 		g.member = gen.MemberID
 		served := make(chan struct{})
@@ -140,6 +145,10 @@ func (g *group) failed(ctx context.Context, err error) {
 func (g *group) note(ctx context.Context, err error) {
 	n := g.trouble.note(ctx, err)
 	g.setGroupError(err)
+	if errors.Is(err, kafkago.RebalanceInProgress) {
+		return // others come and go: the brokers are there
+	}
+	g.told = true
 	emit(g.cfg.Hooks, func(h OnReconnect) {
 		h.OnReconnect(hookContext(ctx), ReconnectEvent{What: "group", Attempt: n, Err: err})
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"testing"
@@ -453,6 +454,8 @@ func TestPause(t *testing.T) {
 	cfg := quick(t)
 	cfg.BufferBytes, cfg.FetchBytes, cfg.Hooks = 32<<10, 16<<10, []Hook{events}
 	cfg.SessionTimeout = pauseNotice * 4 / 5 // shorter than the pause
+	log := &buffer{}
+	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
 	s := openSource(t, c, []string{"orders"}, cfg)
 	if e := await(t, events.pauses); !e.Paused || e.For < pauseNotice {
 		t.Errorf("event is %+v", e)
@@ -467,6 +470,9 @@ func TestPause(t *testing.T) {
 	}
 	if n := s.Stats().Rebalances; n != 1 {
 		t.Errorf("%d generations, want 1: the membership must stay", n)
+	}
+	if logged(log, "fetching is paused") != 1 || logged(log, "fetching goes on") != 1 {
+		t.Errorf("the log is %s", log)
 	}
 }
 

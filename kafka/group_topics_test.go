@@ -2,9 +2,11 @@ package kafka
 
 import (
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // case K5: one of the topics is deleted and waited for. The group must neither
@@ -41,4 +43,38 @@ func TestDeletedTopicStaysDeleted(t *testing.T) {
 	}
 	produce(t, producer(t, c), numbered("refunds", 0, 1)...)
 	ack(t, receive(t, s, 1)...)
+}
+
+// Partitions are added when the leader has just shared out those that there were:
+// nobody may go without them.
+func TestPartitionsAddedWhileJoining(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	p := producer(t, c)
+	var once sync.Once
+	c.ControlKey(int16(kmsg.SyncGroup), func(kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		once.Do(func() {
+			c.SleepControl(func() {
+				req := kmsg.NewPtrCreatePartitionsRequest()
+				topic := kmsg.NewCreatePartitionsRequestTopic()
+				topic.Topic, topic.Count = "orders", 3
+				req.Topics = append(req.Topics, topic)
+				if _, err := req.RequestWith(t.Context(), p); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+		return nil, nil, false
+	})
+	events := newSpy()
+	cfg := quick(t)
+	cfg.Hooks = []Hook{events}
+	openSource(t, c, []string{"orders"}, cfg)
+	if e := await(t, events.assigned); len(e.Partitions) != 1 {
+		t.Fatalf("assigned %v, want what there was", e.Partitions)
+	}
+	if e := await(t, events.assigned); len(e.Partitions) != 3 {
+		t.Errorf("assigned %v, want all", e.Partitions)
+	}
 }

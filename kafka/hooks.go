@@ -101,12 +101,39 @@ type PauseEvent struct {
 }
 
 // OnPause is called when a partition is paused, because nobody receives or a
-// record that takes very long holds up too many others, and when it goes on.
+// record that takes very long holds up too many others, and when it goes on. A
+// pause ends with its generation, too, of which only OnRevoked tells.
 type OnPause interface {
 	OnPause(ctx context.Context, e PauseEvent)
 }
 
-// ReconnectEvent is a failed attempt to reach the brokers.
+// LagEvent is how far a partition is behind. The numbers are those of
+// Source.Stats.
+type LagEvent struct {
+	Topic     string
+	Partition int32
+	// Lag is how many offsets there are up to the end of the log that are not
+	// done; -1 when unknown. Holes count, and so does what is in flight.
+	Lag int64
+	// Committed is the group's offset as last committed; -1 when unknown.
+	Committed int64
+	// End is the end of the log, as a broker told it at EndAt; -1 when unknown.
+	// EndAt is older than Config.LagInterval only while no broker can be asked.
+	End   int64
+	EndAt time.Time
+	// Oldest is when the first record that is not done was made, as the record
+	// says: how old the work is that waits. Zero when there is none, or none was
+	// fetched yet.
+	Oldest time.Time
+}
+
+// OnLag is called for every assigned partition every Config.LagInterval.
+type OnLag interface {
+	OnLag(ctx context.Context, e LagEvent)
+}
+
+// ReconnectEvent is a failed attempt to reach the brokers, or what they refuse
+// for now.
 type ReconnectEvent struct {
 	// What is what cannot be done meanwhile: "group", or a partition
 	// ("orders/3").
@@ -122,9 +149,25 @@ type OnReconnect interface {
 	OnReconnect(ctx context.Context, e ReconnectEvent)
 }
 
+// ReconnectedEvent says that something works again after failed attempts.
+type ReconnectedEvent struct {
+	// What is as in ReconnectEvent.
+	What string
+	// Attempts is how many failed in a row.
+	Attempts int
+	// After is how long it took since the first of them.
+	After time.Duration
+}
+
+// OnReconnected is called once when something works again of which OnReconnect
+// told that it does not, unless its partition was revoked meanwhile.
+type OnReconnected interface {
+	OnReconnected(ctx context.Context, e ReconnectedEvent)
+}
+
 func isHook(h Hook) bool {
 	switch h.(type) {
-	case OnAssigned, OnRevoked, OnGap, OnReset, OnStaleAck, OnCommitError, OnPause, OnReconnect:
+	case OnAssigned, OnRevoked, OnGap, OnReset, OnStaleAck, OnCommitError, OnPause, OnLag, OnReconnect, OnReconnected:
 		return true
 	}
 	return false

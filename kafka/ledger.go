@@ -69,6 +69,7 @@ type partition struct {
 	out       int           // deliveries that are out
 	committed int64         // the last committed offset; -1 when unknown
 	end       int64         // the broker's high watermark; -1 when unknown
+	endAt     time.Time     // when the broker told it
 	room      chan struct{} // gets a token when fetching may go on
 	trouble   error         // what keeps it from being fetched
 	paused    bool
@@ -134,7 +135,7 @@ func (l *ledger) begin(p *partition, offset, committed int64, note string) {
 	p.run = newRun(note)
 	p.tracker = newTracker(offset)
 	p.committed = committed
-	p.end = -1
+	p.end, p.endAt = -1, time.Time{}
 	if committed != offset {
 		l.kick()
 	}
@@ -148,7 +149,7 @@ func (l *ledger) add(p *partition, records []*record, next, end int64) {
 		return
 	}
 	for _, r := range records {
-		seq, ok := p.tracker.add(r.message.Position.Offset)
+		seq, ok := p.tracker.add(r.message.Position.Offset, unixMilli(r.message.Time))
 		if !ok {
 			continue
 		}
@@ -159,11 +160,42 @@ func (l *ledger) add(p *partition, records []*record, next, end int64) {
 	}
 	before := p.tracker.committable()
 	p.tracker.advance(next)
-	p.end = max(end, p.tracker.next)
+	p.end, p.endAt = max(end, p.tracker.next), time.Now()
 	if len(records) > 0 {
 		l.wake()
 	} else if p.tracker.committable() != before {
 		l.kick() // only marks and holes came: the end of the lag
+	}
+}
+
+// unixMilli returns 0 for no time.
+func unixMilli(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+// staleEnds returns the partitions that have begun and whose end is not known
+// since the given time.
+func (l *ledger) staleEnds(since time.Time) []*partition {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var stale []*partition
+	for _, p := range l.partitions {
+		if p.run != nil && p.endAt.Before(since) {
+			stale = append(stale, p)
+		}
+	}
+	return stale
+}
+
+// setEnd notes where a partition's log ends, for one that is not fetched.
+func (l *ledger) setEnd(p *partition, end int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p.run != nil {
+		p.end, p.endAt = max(end, p.tracker.next), time.Now()
 	}
 }
 

@@ -127,7 +127,7 @@ func (se *session) run(ctx, revoked context.Context) { //nolint:contextcheck // 
 	drain := time.Since(began)
 	stopCommits()
 	wg.Wait()
-	err := se.lastCommit(began)
+	err := se.lastCommit(began) //nolint:contextcheck // ctx has ended
 	close(stopBeats)
 	beats.Wait()
 	se.revoked(ctx, lost, drain, err)
@@ -175,6 +175,9 @@ func (se *session) work(ctx context.Context) {
 	}
 	for _, f := range se.fetchers {
 		wg.Go(func() { f.run(ctx) })
+	}
+	if se.cfg.LagInterval > 0 {
+		wg.Go(func() { newLagMeter(se).run(ctx) })
 	}
 	if se.cfg.WatchInterval > 0 {
 		// A partition that was created since they were shared out has no owner yet.

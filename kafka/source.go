@@ -28,6 +28,7 @@ type Source struct {
 	coordinator *coordinator
 	ids         *topicIDs
 	counters    counters
+	late        lateAcks
 
 	ctx     context.Context // ends when nothing may run any more
 	cancel  context.CancelFunc
@@ -268,8 +269,18 @@ func (s *Source) reset(ctx context.Context, e ResetError) bool {
 func (s *Source) staleAck(r *record) {
 	s.counters.staleAcks.Add(1)
 	e := StaleAckEvent{Topic: r.part.topic, Partition: r.part.id, Offset: r.message.Position.Offset}
-	s.log.Debug("kafka: an ack came too late and was dropped", "partition", r.part.topicPartition.String(), "offset", e.Offset)
+	if n := s.late.note(time.Now()); n > 0 {
+		s.log.Info("kafka: acks came too late and were dropped, their messages come again",
+			"count", n, "partition", r.part.topicPartition.String(), "offset", e.Offset)
+	}
 	emit(s.cfg.Hooks, func(h OnStaleAck) { h.OnStaleAck(context.Background(), e) })
+}
+
+// reconnected reports that something works again.
+func (s *Source) reconnected(ctx context.Context, t *trouble, what string) {
+	e := ReconnectedEvent{What: what, Attempts: t.tries, After: t.lasts()}
+	t.over(ctx)
+	emit(s.cfg.Hooks, func(h OnReconnected) { h.OnReconnected(hookContext(ctx), e) })
 }
 
 // commitFailed reports a failed commit.

@@ -77,11 +77,17 @@ type PartitionStats struct {
 	Committed int64
 	// Position is the offset to fetch from next; -1 before the first fetch.
 	Position int64
-	// End is the end of the log at the last fetch; -1 when unknown.
-	End int64
+	// End is the end of the log, as a broker told it at EndAt; -1 when unknown. It
+	// comes with every fetch, and is asked for every Config.LagInterval while
+	// nothing is fetched. Open transactions are part of the log.
+	End   int64
+	EndAt time.Time
 	// Lag is how many offsets there are up to the end that are not done; -1 when
-	// unknown. Holes count.
+	// unknown. Holes count, and so does what is in flight.
 	Lag int64
+	// Oldest is when the first record that is not done was made, as the record
+	// says. Zero when there is none, or none was fetched yet.
+	Oldest time.Time
 	// Waiting records are fetched and not handed out; Bytes is what they take.
 	Waiting int
 	Bytes   int
@@ -127,7 +133,10 @@ func (l *ledger) stats() []PartitionStats {
 			Waiting: p.waiting, Bytes: p.bytes, InFlight: p.out, Paused: p.paused, Err: p.trouble,
 		}
 		if p.run != nil {
-			st.Position = p.tracker.next
+			st.Position, st.EndAt = p.tracker.next, p.endAt
+			if made := p.tracker.oldest(); made != 0 {
+				st.Oldest = time.UnixMilli(made)
+			}
 			if p.end >= 0 {
 				st.Lag = max(p.end-p.tracker.committable(), 0)
 			}

@@ -15,6 +15,7 @@ type tracker struct {
 
 type trackedOffset struct {
 	offset int64
+	made   int64 // the record's time in Unix milliseconds; 0: unknown
 	done   bool
 }
 
@@ -22,11 +23,11 @@ func newTracker(start int64) tracker { return tracker{next: start} }
 
 // add takes a record in and returns its sequence number. An offset that is
 // below what was fetched before is refused.
-func (t *tracker) add(offset int64) (seq int64, ok bool) {
+func (t *tracker) add(offset, made int64) (seq int64, ok bool) {
 	if offset < t.next {
 		return 0, false
 	}
-	t.entries = append(t.entries, trackedOffset{offset: offset})
+	t.entries = append(t.entries, trackedOffset{offset: offset, made: made})
 	t.next = offset + 1
 	return t.first + int64(len(t.entries)-t.head-1), true
 }
@@ -59,6 +60,15 @@ func (t *tracker) committable() int64 {
 		return t.next
 	}
 	return t.entries[t.head].offset
+}
+
+// oldest is the time of the first record that is not done, in Unix milliseconds;
+// 0 when it is unknown or there is none.
+func (t *tracker) oldest() int64 {
+	if t.size() == 0 {
+		return 0
+	}
+	return t.entries[t.head].made
 }
 
 // size is how many records there are from the first that is not done on.

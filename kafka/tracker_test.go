@@ -11,7 +11,7 @@ func TestTrackerIsContiguous(t *testing.T) {
 	tr := newTracker(0)
 	var seqs []int64
 	for offset := range int64(10) {
-		seq, ok := tr.add(offset)
+		seq, ok := tr.add(offset, 0)
 		if !ok {
 			t.Fatalf("offset %d refused", offset)
 		}
@@ -42,9 +42,9 @@ func TestTrackerIsContiguous(t *testing.T) {
 func TestTrackerHoles(t *testing.T) {
 	t.Parallel()
 	tr := newTracker(0)
-	a, _ := tr.add(3)
-	b, _ := tr.add(7)
-	c, _ := tr.add(50)
+	a, _ := tr.add(3, 0)
+	b, _ := tr.add(7, 0)
+	c, _ := tr.add(50, 0)
 	if got := tr.committable(); got != 3 {
 		t.Fatalf("nothing done: committable is %d, want 3", got)
 	}
@@ -70,11 +70,11 @@ func TestTrackerHoles(t *testing.T) {
 func TestTrackerRefuses(t *testing.T) {
 	t.Parallel()
 	tr := newTracker(5)
-	if _, ok := tr.add(4); ok {
+	if _, ok := tr.add(4, 0); ok {
 		t.Error("an offset below the start was taken")
 	}
-	seq, _ := tr.add(5)
-	if _, ok := tr.add(5); ok {
+	seq, _ := tr.add(5, 0)
+	if _, ok := tr.add(5, 0); ok {
 		t.Error("an offset was taken twice")
 	}
 	for _, s := range []int64{seq + 1, seq - 1, -7} {
@@ -99,7 +99,7 @@ func TestTrackerAgainstModel(t *testing.T) {
 		switch {
 		case rng.IntN(3) > 0 && len(open) < 500:
 			next += int64(rng.IntN(3))
-			seq, ok := tr.add(next)
+			seq, ok := tr.add(next, 0)
 			if !ok {
 				t.Fatalf("offset %d refused", next)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
@@ -48,6 +49,27 @@ func (t *trouble) lasts() time.Duration {
 		return 0
 	}
 	return time.Since(t.since)
+}
+
+// lateAcks are settlings that came too late. Thousands can come at once, when a
+// generation ends; they are logged together. It may be used concurrently.
+type lateAcks struct {
+	mu    sync.Mutex
+	count int       // since they were logged
+	last  time.Time // logged
+}
+
+// note takes one more and returns how many there are to log now; 0: none.
+func (l *lateAcks) note(now time.Time) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.count++
+	if !l.last.IsZero() && now.Sub(l.last) < remindEvery {
+		return 0
+	}
+	n := l.count
+	l.count, l.last = 0, now
+	return n
 }
 
 // over notes a success.

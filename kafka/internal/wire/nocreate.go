@@ -64,7 +64,7 @@ func (c *neverCreate) begin() {
 	const counted = 4 // bytes of the head that the size counts
 	be := binary.BigEndian
 	c.left = int(be.Uint32(c.head[:])) - counted
-	version := int16(be.Uint16(c.head[6:])) //nolint:gosec // it is one
+	version := int16(be.Uint16(c.head[6:]))
 	c.metadata = protocol.ApiKey(be.Uint16(c.head[4:])) == protocol.Metadata && version >= 4 && version <= 7
 	if c.left <= 0 {
 		c.got = 0
