@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -25,13 +24,11 @@ import (
 // process of its own, so that what it keeps of broken connections is not taken
 // for a leak of the client, and so that it can be frozen as a whole.
 type proxies struct {
-	t       *testing.T
 	command *exec.Cmd
 	input   io.Closer // the process ends when this is closed
 	dials   atomic.Int64
-
-	mu     sync.Mutex
-	routes map[string]*toxiclient.Proxy // by the server's address
+	proxies map[string]*toxiclient.Proxy // by the server's address
+	routes  map[string]string            // where they listen
 }
 
 // newProxies starts a proxy for each address.
@@ -41,7 +38,10 @@ func newProxies(t *testing.T, addresses ...string) *proxies {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxies{t: t, command: exec.Command(self), routes: make(map[string]*toxiclient.Proxy)} //nolint:noctx // close ends it
+	p := &proxies{
+		command: exec.Command(self), //nolint:noctx // close ends it
+		proxies: make(map[string]*toxiclient.Proxy), routes: make(map[string]string),
+	}
 	p.command.Env = append(os.Environ(), "ACKAFTER_CHILD=toxiproxy")
 	input, err := p.command.StdinPipe()
 	if err != nil {
@@ -62,9 +62,11 @@ func newProxies(t *testing.T, addresses ...string) *proxies {
 	}
 	c := toxiclient.NewClient(strings.TrimSpace(api))
 	for _, address := range addresses {
-		if p.routes[address], err = c.CreateProxy(address, "127.0.0.1:0", address); err != nil {
+		proxy, err := c.CreateProxy(address, "127.0.0.1:0", address)
+		if err != nil {
 			t.Fatal(err)
 		}
+		p.proxies[address], p.routes[address] = proxy, proxy.Listen
 	}
 	return p
 }
@@ -80,13 +82,11 @@ func (p *proxies) close() {
 // dial connects to a server through its proxy.
 func (p *proxies) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	p.dials.Add(1)
-	p.mu.Lock()
-	route := p.routes[address]
-	p.mu.Unlock()
-	if route == nil {
+	route, ok := p.routes[address]
+	if !ok {
 		return nil, fmt.Errorf("there is no way to %s", address)
 	}
-	return new(net.Dialer).DialContext(ctx, network, route.Listen)
+	return new(net.Dialer).DialContext(ctx, network, route)
 }
 
 // poison makes all connections to some servers sick, those that are there too,
@@ -94,7 +94,7 @@ func (p *proxies) dial(ctx context.Context, network, address string) (net.Conn, 
 func (p *proxies) poison(kind string, attributes toxiclient.Attributes, addresses []string) (cure func() error, err error) {
 	for _, address := range addresses {
 		for _, way := range []string{"upstream", "downstream"} {
-			if _, err := p.routes[address].AddToxic(way, kind, way, 1, attributes); err != nil {
+			if _, err := p.proxies[address].AddToxic(way, kind, way, 1, attributes); err != nil {
 				return nil, fmt.Errorf("%s %s: %w", kind, address, err)
 			}
 		}
@@ -102,7 +102,7 @@ func (p *proxies) poison(kind string, attributes toxiclient.Attributes, addresse
 	return func() error {
 		for _, address := range addresses {
 			for _, way := range []string{"upstream", "downstream"} {
-				if err := p.routes[address].RemoveToxic(way); err != nil {
+				if err := p.proxies[address].RemoveToxic(way); err != nil {
 					return fmt.Errorf("end of %s %s: %w", kind, address, err)
 				}
 			}
@@ -114,13 +114,13 @@ func (p *proxies) poison(kind string, attributes toxiclient.Attributes, addresse
 // refuse breaks the connections to some servers and takes no new ones.
 func (p *proxies) refuse(addresses []string) (cure func() error, err error) {
 	for _, address := range addresses {
-		if err := p.routes[address].Disable(); err != nil {
+		if err := p.proxies[address].Disable(); err != nil {
 			return nil, err
 		}
 	}
 	return func() error {
 		for _, address := range addresses {
-			if err := p.routes[address].Enable(); err != nil {
+			if err := p.proxies[address].Enable(); err != nil {
 				return err
 			}
 		}

@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
@@ -129,8 +130,7 @@ type soaked struct {
 	transport *kafkago.Transport // of topic
 	traffic   *traffic
 	progress  *progress
-	log       string
-	logger    *slog.Logger
+	log       io.Writer
 	baseline  int // goroutines without a consumer
 }
 
@@ -150,16 +150,16 @@ func newSoak(t *testing.T) *soaked {
 	s.transport = new(kafkago.Transport)
 	s.topic.client.Transport = s.transport
 	s.traffic = &traffic{brokers: s.brokers, topic: s.topic.name}
-	s.log = filepath.Join(t.TempDir(), "consumer.log")
-	file, err := os.Create(s.log)
+	// Not into the test's log, which would be kept in memory.
+	file, err := os.Create(filepath.Join(t.TempDir(), "consumer.log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.logger = slog.New(slog.NewTextHandler(file, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	s.log = file
 	t.Cleanup(func() {
 		_ = file.Close()
 		if t.Failed() {
-			b, _ := os.ReadFile(s.log)
+			b, _ := os.ReadFile(file.Name())
 			t.Logf("the end of the consumer's log:\n%s", b[max(0, len(b)-16<<10):])
 		}
 	})
@@ -290,18 +290,24 @@ func (s *soaked) run(ctx context.Context, pool *pgxpool.Pool, network *proxies) 
 		return err
 	}
 	c, err := inbox.New(store, s.topic.name, keyfunc.JSON("id"), effect, &inbox.Config{
-		HandlerTimeout: soakHandler, ShutdownTimeout: soakShutdown, AckTimeout: soakAck, Logger: s.logger, Hooks: []inbox.Hook{s.progress},
+		HandlerTimeout: soakHandler, ShutdownTimeout: soakShutdown, AckTimeout: soakAck,
+		Logger: s.logger(slog.LevelWarn), Hooks: []inbox.Hook{s.progress},
 	})
 	if err != nil {
 		return err
 	}
 	src, err := kafka.Open(ctx, s.brokers, s.topic.name, []string{s.topic.name}, &kafka.Config{
-		Dial: network.dial, DialTimeout: 2 * time.Second, RequestTimeout: 3 * time.Second, SessionTimeout: 6 * time.Second, Logger: s.logger,
+		Dial: network.dial, DialTimeout: 2 * time.Second, RequestTimeout: 3 * time.Second, SessionTimeout: 6 * time.Second,
+		Logger: s.logger(slog.LevelInfo),
 	})
 	if err != nil {
 		return err
 	}
 	return c.Run(ctx, src)
+}
+
+func (s *soaked) logger(level slog.Level) *slog.Logger {
+	return slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: level}))
 }
 
 // settled waits until the number of goroutines does not change any more.
