@@ -21,6 +21,8 @@ type cluster struct {
 	dialer *wire.Dialer
 	seeds  []string
 	topics []string
+	// permissions tells to ask what may be done with the topics, too.
+	permissions bool
 
 	turn chan struct{} // holds one token: who has it uses conn
 	conn *wire.Conn
@@ -50,7 +52,11 @@ func (c *cluster) metadata(ctx context.Context, since time.Time) (*wire.Metadata
 		}
 		now := time.Now()
 		err := c.ask(ctx, func(conn *wire.Conn) (err error) {
-			m, err = conn.Metadata(ctx, c.topics)
+			if c.permissions {
+				m, err = conn.Permissions(ctx, c.topics)
+			} else {
+				m, err = conn.Metadata(ctx, c.topics)
+			}
 			return err
 		})
 		if err == nil {

@@ -304,23 +304,17 @@ func orDefault[N int | time.Duration](v *N, byDefault N) {
 
 // validate checks a configuration that has its defaults.
 func (c *Config) validate() error {
-	for _, t := range []struct {
-		field string
-		value time.Duration
-		least time.Duration
-	}{
-		{"DialTimeout", c.DialTimeout, minTimeout},
-		{"RequestTimeout", c.RequestTimeout, minTimeout},
-		{"CloseTimeout", c.CloseTimeout, minTimeout},
-		{"MaxBackoff", c.MaxBackoff, minBackoff},
-		{"HeartbeatInterval", c.HeartbeatInterval, minTimeout},
-		{"SessionTimeout", c.SessionTimeout, minTimeout},
-		{"RebalanceTimeout", c.RebalanceTimeout, minTimeout},
-		{"FetchWait", c.FetchWait, time.Millisecond},
-	} {
-		if t.value < t.least || t.value > maxTimeout {
-			return configError(t.field, t.value, fmt.Sprintf("must be from %v to %v", t.least, maxTimeout))
-		}
+	if err := validateTimes(
+		configTime{"DialTimeout", c.DialTimeout, minTimeout},
+		configTime{"RequestTimeout", c.RequestTimeout, minTimeout},
+		configTime{"CloseTimeout", c.CloseTimeout, minTimeout},
+		configTime{"MaxBackoff", c.MaxBackoff, minBackoff},
+		configTime{"HeartbeatInterval", c.HeartbeatInterval, minTimeout},
+		configTime{"SessionTimeout", c.SessionTimeout, minTimeout},
+		configTime{"RebalanceTimeout", c.RebalanceTimeout, minTimeout},
+		configTime{"FetchWait", c.FetchWait, time.Millisecond},
+	); err != nil {
+		return err
 	}
 	switch {
 	case c.HeartbeatInterval > c.SessionTimeout/3:
@@ -339,6 +333,22 @@ func (c *Config) validate() error {
 		return configError("FetchBytes", c.FetchBytes, fmt.Sprintf("must be from %d to %d", minFetchBytes, maxFetchBytes))
 	}
 	return c.validateChoices()
+}
+
+// configTime is a duration of a configuration and the least that it may be.
+type configTime struct {
+	field string
+	value time.Duration
+	least time.Duration
+}
+
+func validateTimes(times ...configTime) error {
+	for _, t := range times {
+		if t.value < t.least || t.value > maxTimeout {
+			return configError(t.field, t.value, fmt.Sprintf("must be from %v to %v", t.least, maxTimeout))
+		}
+	}
+	return nil
 }
 
 func (c *Config) validateChoices() error {

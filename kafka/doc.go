@@ -32,6 +32,11 @@
 //   - Nobody calls Receive: fetching pauses when the buffer is full
 //     ([Config.BufferBytes]); the membership stays.
 //
+// # Writing
+//
+// [Publisher] writes messages to a topic and waits until they are confirmed: dead
+// letters, what handlers send on, tests.
+//
 // # The client library
 //
 // Group membership is kafka-go's ConsumerGroup; records are read by this

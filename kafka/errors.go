@@ -7,13 +7,23 @@ import (
 
 // Errors of this package. Test with errors.Is and errors.As.
 var (
-	// ErrNoTopic is returned by Open when a topic does not exist. The error names
-	// all that are missing.
+	// ErrNoTopic is returned by Open and OpenPublisher when a topic does not exist,
+	// and by Publish when it does not any more. The error names all that are
+	// missing.
 	ErrNoTopic = errors.New("topic does not exist")
 
 	// ErrForbidden is returned by Open, and by Receive when it lasts, when the
-	// login may not read a topic or use the group. The error names it.
+	// login may not read a topic or use the group, and by OpenPublisher and Publish
+	// when it may not write to the topic. The error names it.
 	ErrForbidden = errors.New("permission is missing")
+
+	// ErrTooLarge is returned by Publish when a message is larger than
+	// PublisherConfig.MaxMessageBytes or than the topic allows. The error names the
+	// message by its place in the call, and its size.
+	ErrTooLarge = errors.New("message is too large")
+
+	// ErrPublisherClosed is returned by Publish after Publisher.Close.
+	ErrPublisherClosed = errors.New("publisher is closed")
 )
 
 // GapError is returned by Receive when offsets that were not handled are gone
@@ -33,6 +43,26 @@ func (e *GapError) Error() string {
 	return fmt.Sprintf("kafka: %s/%d: offsets %d to %d (%d) are gone before they were handled: the log begins at %d",
 		e.Topic, e.Partition, e.From, e.To-1, e.Count(), e.To)
 }
+
+// PublishError is returned by Publish when not all messages were confirmed.
+type PublishError struct {
+	Topic string
+	// Failed are the messages that were not confirmed, by their places in the
+	// call, ascending. They may be in the topic or not.
+	Failed []int
+	// Of is how many messages there were in the call.
+	Of int
+	// Err is why; the first reason when there are several.
+	Err error
+}
+
+// Error implements error.
+func (e *PublishError) Error() string {
+	return fmt.Sprintf("kafka: publish to %q: %d of %d messages are not confirmed: %v", e.Topic, len(e.Failed), e.Of, e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *PublishError) Unwrap() error { return e.Err }
 
 // ResetReason tells why an offset makes no sense any more.
 type ResetReason string

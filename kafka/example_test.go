@@ -10,6 +10,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/twmb/franz-go/pkg/kfake"
 
+	"github.com/ackafter/ackafter/broker"
 	"github.com/ackafter/ackafter/kafka"
 )
 
@@ -66,6 +67,41 @@ func Example() {
 	// orders/0/0 in lane orders/0/A1: {"orderId":"A1","eventType":"paid"}
 	// orders/0/1 in lane orders/0/A2: {"orderId":"A2","eventType":"paid"}
 	// committed: 2
+}
+
+// A publisher writes messages, and returns when they are confirmed. Here against
+// a broker in this process.
+func ExampleOpenPublisher() {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, "orders-dead"))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer cluster.Close()
+
+	publisher, err := kafka.OpenPublisher(ctx, cluster.ListenAddrs(), "orders-dead", &kafka.PublisherConfig{
+		MaxMessageBytes: 1000,
+		Logger:          slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = publisher.Publish(ctx,
+		&broker.Message{Key: []byte("A1"), Body: []byte(`{"orderId":"A1"}`), Headers: broker.Headers{{Name: "reason", Value: []byte("no such customer")}}},
+		&broker.Message{Key: []byte("A2")}, // a tombstone
+	)
+	fmt.Println(err)
+	err = publisher.Publish(ctx, &broker.Message{Key: []byte("A3"), Body: make([]byte, 5000)})
+	fmt.Println(err, errors.Is(err, kafka.ErrTooLarge))
+	if err := publisher.Close(ctx); err != nil {
+		fmt.Println(err)
+	}
+	// Output:
+	// <nil>
+	// kafka: publish: message 0: message is too large: it has 5072 bytes, PublisherConfig.MaxMessageBytes allows 1000 true
 }
 
 // What is wrong with the arguments is said before any broker is asked.

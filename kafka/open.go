@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"slices"
 	"strconv"
@@ -113,7 +114,7 @@ func validateBrokers(brokers []string) ([]string, error) {
 }
 
 func validateNames(group string, topics []string) error {
-	const maxTopic, maxGroup = 249, 32767
+	const maxGroup = 32767
 	switch {
 	case strings.TrimSpace(group) == "":
 		return errors.New("kafka: open: group: must not be empty")
@@ -123,32 +124,46 @@ func validateNames(group string, topics []string) error {
 		return errors.New("kafka: open: topics: there must be at least one")
 	}
 	for i, t := range topics {
-		bad := func(rule string) error {
-			return fmt.Errorf("kafka: open: topics[%d] is %q: %s", i, t, rule)
+		rule := topicRule(t)
+		if rule == "" && slices.Contains(topics[:i], t) {
+			rule = "is there twice"
 		}
-		switch {
-		case strings.TrimSpace(t) == "":
-			return bad("must not be blank")
-		case len(t) > maxTopic:
-			return bad(fmt.Sprintf("has %d bytes, at most %d are allowed", len(t), maxTopic))
-		case strings.Trim(t, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" || strings.Trim(t, ".") == "":
-			return bad("must be of letters, digits, '.', '_' and '-'")
-		case slices.Contains(topics[:i], t):
-			return bad("is there twice")
+		if rule != "" {
+			return fmt.Errorf("kafka: open: topics[%d] is %q: %s", i, t, rule)
 		}
 	}
 	return nil
 }
 
+// topicRule returns the rule that a topic's name breaks; "" for none.
+func topicRule(name string) string {
+	const most = 249
+	switch {
+	case strings.TrimSpace(name) == "":
+		return "must not be blank"
+	case len(name) > most:
+		return fmt.Sprintf("has %d bytes, at most %d are allowed", len(name), most)
+	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") != "" || strings.Trim(name, ".") == "":
+		return "must be of letters, digits, '.', '_' and '-'"
+	}
+	return ""
+}
+
 // check waits for the brokers, and makes sure that the topics and the group can
 // be used.
 func (s *Source) check(ctx context.Context) error {
-	wait := backoff{most: s.cfg.MaxBackoff}
-	bad := trouble{log: s.log, what: "open"}
+	return patiently(ctx, s.log, s.brokers, s.cfg.MaxBackoff, s.checkOnce)
+}
+
+// patiently calls check until it returns no error, one that is final, or ctx
+// ends. settled tells check that new topics had the time to get around.
+func patiently(ctx context.Context, log *slog.Logger, brokers []string, maxBackoff time.Duration, check func(ctx context.Context, settled bool) error) error {
+	wait := backoff{most: maxBackoff}
+	bad := trouble{log: log, what: "open"}
 	began, waits := time.Now(), 0
 	var last error
 	for {
-		err := s.checkOnce(ctx, time.Since(began) > newTopicGrace)
+		err := check(ctx, time.Since(began) > newTopicGrace)
 		if last == nil || !ended(ctx) {
 			last = err // an attempt that the end of ctx broke off tells nothing
 		}
@@ -160,10 +175,10 @@ func (s *Source) check(ctx context.Context) error {
 			return fmt.Errorf("kafka: open: %w", err)
 		case errors.Is(err, kafkago.UnknownTopicOrPartition):
 			if waits++; waits == 1 {
-				s.log.InfoContext(ctx, "kafka: a topic is missing; it may be new", "error", err, "wait", newTopicGrace)
+				log.InfoContext(ctx, "kafka: a topic is missing; it may be new", "error", err, "wait", newTopicGrace)
 			}
 		case !ended(ctx):
-			bad.note(ctx, err, "brokers", s.brokers)
+			bad.note(ctx, err, "brokers", brokers)
 		}
 		if !wait.sleep(ctx) {
 			return fmt.Errorf("kafka: open: %w; last: %w", ctx.Err(), last)
@@ -191,8 +206,26 @@ func (s *Source) checkOnce(ctx context.Context, settled bool) error {
 	if err != nil {
 		return err
 	}
-	var missing []string
+	if err := checkTopics(m, s.topics, settled); err != nil {
+		return err
+	}
 	for _, name := range s.topics {
+		s.ids.see(name, m.Topics[name].ID)
+		if err := s.checkRead(ctx, name, m); err != nil {
+			return err
+		}
+	}
+	err = s.coordinator.alive(ctx, epoch{generation: 1, member: "no member"})
+	if errors.Is(err, kafkago.GroupAuthorizationFailed) {
+		return fmt.Errorf("group %q: %w to read: %w", s.name, ErrForbidden, err)
+	}
+	return err
+}
+
+// checkTopics makes sure that the topics exist and may be described.
+func checkTopics(m *wire.Metadata, topics []string, settled bool) error {
+	var missing []string
+	for _, name := range topics {
 		topic := m.Topics[name]
 		switch {
 		case errors.Is(topic.Err, kafkago.UnknownTopicOrPartition):
@@ -209,17 +242,7 @@ func (s *Source) checkOnce(ctx context.Context, settled bool) error {
 	case len(missing) > 0:
 		return fmt.Errorf("%w: %s: %w", ErrNoTopic, strings.Join(missing, ", "), kafkago.UnknownTopicOrPartition)
 	}
-	for _, name := range s.topics {
-		s.ids.see(name, m.Topics[name].ID)
-		if err := s.checkRead(ctx, name, m); err != nil {
-			return err
-		}
-	}
-	err = s.coordinator.alive(ctx, epoch{generation: 1, member: "no member"})
-	if errors.Is(err, kafkago.GroupAuthorizationFailed) {
-		return fmt.Errorf("group %q: %w to read: %w", s.name, ErrForbidden, err)
-	}
-	return err
+	return nil
 }
 
 // checkRead makes sure that the topic may be read, by reading nothing from it.
