@@ -95,13 +95,13 @@ func stormChild(ctx context.Context) error {
 }
 
 // stormHandler writes the effect of an event, and how many effects of its order
-// it saw. One in a hundred takes long, one in ten thousand longer than a rebalance
+// it saw. One in a hundred takes long, one in five thousand longer than a rebalance
 // waits.
 func stormHandler(name string) func(context.Context, pgx.Tx, *inbox.Message, orders.Event) error {
 	return func(ctx context.Context, tx pgx.Tx, m *inbox.Message, e orders.Event) error {
 		took := time.Duration(rand.IntN(1000)) * time.Microsecond
 		switch n := rand.IntN(10_000); {
-		case n < 1:
+		case n < 2:
 			took = stormSession / 2
 		case n < 100:
 			took = stormSession / 10
