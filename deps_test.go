@@ -92,6 +92,11 @@ var licenses = []license{
 		why:     "the Kafka client and what it needs",
 	},
 	{
+		foreign: []string{"github.com/rabbitmq/amqp091-go"},
+		to:      []string{"rabbitmq/..."},
+		why:     "the RabbitMQ client",
+	},
+	{
 		foreign: []string{"github.com/jackc/"},
 		to:      append([]string{"inbox/inboxpgx/..."}, testHarnesses...),
 		why:     "the PostgreSQL driver and what it needs; inboxsql leaves the driver to the user",
@@ -114,7 +119,7 @@ var testKits = append([]string{"broker/brokertest/...", "inbox/inboxtest/..."}, 
 var testHarnesses = []string{"inbox/internal/cutproxy", "inbox/internal/pgtest", "inbox/internal/pgxharness"}
 
 // mustExist are packages without which the boundaries above guard nothing.
-var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "migrations"}
+var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "rabbitmq", "migrations"}
 
 // dependencies maps every package to all that it links, itself excluded.
 type dependencies map[string][]string
@@ -146,7 +151,7 @@ func TestDependencyRuleNoticesViolations(t *testing.T) {
 		"inbox/inboxpgx":       {module + "/inbox", "github.com/jackc/pgx/v5", "golang.org/x/sync/semaphore"},
 		"inbox/inboxsql":       {module + "/inbox", module + "/migrations", "database/sql"},
 		"kafka":                {module + "/broker", module + "/kafka/internal/wire", "github.com/segmentio/kafka-go/protocol"},
-		"rabbitmq":             {module + "/broker"},
+		"rabbitmq":             {module + "/broker", "github.com/rabbitmq/amqp091-go"},
 		"sqs":                  {module + "/broker"},
 		"migrations":           {"embed"},
 		"cmd/ackafter":         {module + "/kafka", module + "/inbox/inboxpgx", "github.com/spf13/cobra"},
@@ -177,7 +182,7 @@ func TestDependencyRuleNoticesViolations(t *testing.T) {
 		{"inbox/inboxpgx", module + "/inbox/internal/pgtest", "made for tests"},
 		{"kafka", module + "/inbox", "never"},
 		{"kafka", module + "/rabbitmq", "never"},
-		{"kafka", "github.com/rabbitmq/amqp091-go", "no license"},
+		{"kafka", "github.com/rabbitmq/amqp091-go", "the RabbitMQ client"},
 		{"rabbitmq", "github.com/segmentio/kafka-go", "the Kafka client"},
 		{"sqs", module + "/kafka", "never"},
 		{"migrations", "github.com/pressly/goose/v3", "no license"},
