@@ -261,7 +261,7 @@ func (e *epoch) finish(ctx context.Context, cause error, polite bool) error {
 	if !polite {
 		err = cause
 	}
-	e.report(EndedEvent{Epoch: e.id, Lost: lost, Unsent: unsent, AckTimeout: isAckTimeout(cause), Err: cause})
+	e.report(EndedEvent{Epoch: e.id, Lost: lost, Unsent: unsent, AckTimeout: isAckTimeout(cause), Err: cause}) //nolint:contextcheck // hooks get a context of their own
 	return err
 }
 

@@ -139,10 +139,10 @@ func isHook(h Hook) bool {
 var hookContext = context.Background()
 
 // emit calls the hooks of one kind. It must not be called with a mutex held.
-func emit[H any](hooks []Hook, call func(ctx context.Context, h H)) {
+func emit[H any](hooks []Hook, call func(h H)) {
 	for _, h := range hooks {
 		if h, ok := h.(H); ok {
-			call(hookContext, h)
+			call(h)
 		}
 	}
 }

@@ -46,7 +46,7 @@ func Open(ctx context.Context, urls []string, queue string, cfg *Config) (*Sourc
 		s.cancel()
 		return nil, err
 	}
-	s.running.Go(func() { s.supervise(l) })
+	s.running.Go(func() { s.supervise(l) }) //nolint:contextcheck // hooks get a context of their own
 	return s, nil
 }
 

@@ -22,7 +22,7 @@ var (
 func (e *epoch) Ack(_ context.Context, d *broker.Delivery) error {
 	en := d.Tag.(*entry)
 	if err := e.ledger.ack(en); err != nil {
-		e.stale(en)
+		e.stale(en) //nolint:contextcheck // hooks get a context of their own
 		return fmt.Errorf("rabbitmq: ack %s: %w", d.Message.ID, err)
 	}
 	return nil
@@ -34,7 +34,7 @@ func (e *epoch) Ack(_ context.Context, d *broker.Delivery) error {
 func (e *epoch) Nack(_ context.Context, d *broker.Delivery, delay time.Duration) error {
 	en := d.Tag.(*entry)
 	if err := e.ledger.nack(en, delay); err != nil {
-		e.stale(en)
+		e.stale(en) //nolint:contextcheck // hooks get a context of their own
 		return fmt.Errorf("rabbitmq: nack %s: %w", d.Message.ID, err)
 	}
 	return nil
@@ -52,5 +52,5 @@ func (e *epoch) stale(en *entry) {
 	e.counters.staleAcks.Add(1)
 	event := StaleAckEvent{Epoch: e.id, ID: en.message.ID}
 	e.log.Debug("rabbitmq: an ack came too late and was dropped", "epoch", e.id, "id", event.ID)
-	emit(e.cfg.Hooks, func(ctx context.Context, h OnStaleAck) { h.OnStaleAck(ctx, event) })
+	emit(e.cfg.Hooks, func(h OnStaleAck) { h.OnStaleAck(hookContext, event) })
 }

@@ -260,7 +260,7 @@ func (s *Source) setFlushError(err error) {
 func (e *epoch) consuming() {
 	event := ConsumingEvent{Epoch: e.id, Host: e.conn.host, Prefetch: e.prefetch}
 	e.log.Info("rabbitmq: consuming", "epoch", e.id, "host", event.Host, "prefetch", e.prefetch)
-	emit(e.cfg.Hooks, func(ctx context.Context, h OnConsuming) { h.OnConsuming(ctx, event) })
+	emit(e.cfg.Hooks, func(h OnConsuming) { h.OnConsuming(hookContext, event) })
 }
 
 // report reports an epoch that has ended.
@@ -277,7 +277,7 @@ func (e *epoch) report(event EndedEvent) {
 		e.log.Error("rabbitmq: a message was not acked within the broker's consumer_timeout: set Config.AckTimeout to what the broker has, and keep handlers shorter than that",
 			"ack_timeout", e.cfg.AckTimeout)
 	}
-	emit(e.cfg.Hooks, func(ctx context.Context, h OnEnded) { h.OnEnded(ctx, event) })
+	emit(e.cfg.Hooks, func(h OnEnded) { h.OnEnded(hookContext, event) })
 }
 
 // recalled reports what went back because of its age.
@@ -288,8 +288,8 @@ func (s *Source) recalled(recalled, returned int) {
 	s.counters.recalled.Add(int64(recalled))
 	s.counters.returned.Add(int64(returned))
 	s.log.Warn("rabbitmq: messages have been here for half of AckTimeout and go back to the broker", "recalled", recalled, "returned", returned)
-	emit(s.cfg.Hooks, func(ctx context.Context, h OnRecall) {
-		h.OnRecall(ctx, RecallEvent{Recalled: recalled, Returned: returned})
+	emit(s.cfg.Hooks, func(h OnRecall) {
+		h.OnRecall(hookContext, RecallEvent{Recalled: recalled, Returned: returned})
 	})
 }
 
@@ -304,7 +304,7 @@ func (s *Source) pausing(on bool, lasted time.Duration) {
 	} else {
 		s.log.Info("rabbitmq: somebody receives: consuming again", "after", lasted.Round(time.Millisecond))
 	}
-	emit(s.cfg.Hooks, func(ctx context.Context, h OnPause) { h.OnPause(ctx, PauseEvent{Paused: on, For: lasted}) })
+	emit(s.cfg.Hooks, func(h OnPause) { h.OnPause(hookContext, PauseEvent{Paused: on, For: lasted}) })
 }
 
 // alarm reports that the broker blocks the connection.
@@ -320,7 +320,7 @@ func (s *Source) alarm(b amqp.Blocking) {
 	s.blocked = reason
 	s.mu.Unlock()
 	s.log.Warn("rabbitmq: the broker has an alarm", "blocked", b.Active, "reason", b.Reason)
-	emit(s.cfg.Hooks, func(ctx context.Context, h OnBlocked) {
-		h.OnBlocked(ctx, BlockedEvent{Blocked: b.Active, Reason: b.Reason})
+	emit(s.cfg.Hooks, func(h OnBlocked) {
+		h.OnBlocked(hookContext, BlockedEvent{Blocked: b.Active, Reason: b.Reason})
 	})
 }

@@ -78,8 +78,8 @@ func (s *Source) supervise(l link) {
 		}
 		attempt := bad.note(s.ctx, err, "hosts", hosts(s.dialer.addresses))
 		s.setDown(err)
-		emit(s.cfg.Hooks, func(ctx context.Context, h OnReconnect) {
-			h.OnReconnect(ctx, ReconnectEvent{Attempt: attempt, Err: err})
+		emit(s.cfg.Hooks, func(h OnReconnect) {
+			h.OnReconnect(hookContext, ReconnectEvent{Attempt: attempt, Err: err})
 		})
 		s.counters.reconnects.Add(1)
 		if s.refusal(err, &refused) {
@@ -125,8 +125,8 @@ func (s *Source) refusal(err error, since *time.Time) bool {
 	if errors.Is(err, ErrNoQueue) {
 		if first {
 			s.log.ErrorContext(s.ctx, "rabbitmq: the queue does not exist any more", "error", err)
-			emit(s.cfg.Hooks, func(ctx context.Context, h OnQueueDeleted) {
-				h.OnQueueDeleted(ctx, QueueDeletedEvent{Queue: s.queue, Err: err})
+			emit(s.cfg.Hooks, func(h OnQueueDeleted) {
+				h.OnQueueDeleted(hookContext, QueueDeletedEvent{Queue: s.queue, Err: err})
 			})
 		}
 		if s.cfg.OnQueueDeleted == QueueDeletedWait {
