@@ -314,6 +314,7 @@ func TestCloseWhileJoining(t *testing.T) {
 	close(release)
 }
 
+// case K7: what was acked before a stop is committed.
 func TestClose(t *testing.T) {
 	t.Parallel()
 	c := newFake(t, kfake.SeedTopics(1, "orders"))

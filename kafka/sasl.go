@@ -12,9 +12,11 @@ import (
 	"github.com/segmentio/kafka-go/sasl/scram"
 )
 
-// SASL is how a Source logs in.
+// SASL is how a Source or a Publisher logs in.
 type SASL struct {
-	// Mechanism is one of SASLPlain, SASLScram256, SASLScram512. Required.
+	// Mechanism is one of SASLPlain, SASLScram256, SASLScram512. Required. There is
+	// no OAUTHBEARER and no GSSAPI (Kerberos): the client library has none. Client
+	// certificates need no SASL: they are in Config.TLS.
 	Mechanism string
 
 	// Credentials returns the user and the password. It is asked for every
