@@ -33,8 +33,13 @@ type pipeline struct {
 
 func newPipeline(t *testing.T) *pipeline {
 	t.Helper()
+	return newPipelineOn(t, servers.Kafka(t))
+}
+
+func newPipelineOn(t *testing.T, brokers []string) *pipeline {
+	t.Helper()
 	url := servers.Postgres(t)
-	p := &pipeline{t: t, topic: newTopic(t, servers.Kafka(t), 1), pool: openPool(t, url), url: url}
+	p := &pipeline{t: t, topic: newTopic(t, brokers, 1), pool: openPool(t, url), url: url}
 	if _, err := p.pool.Exec(t.Context(), "create table effects (key text not null)"); err != nil {
 		t.Fatal(err)
 	}

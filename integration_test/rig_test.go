@@ -107,18 +107,24 @@ func newCopiedTopic(t *testing.T, brokers []string, partitions, copies int) *top
 	return tp
 }
 
+// kcatPath returns the path of a client that is not ours.
+func kcatPath(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("kcat")
+	if err != nil {
+		missing(t, "kcat is not installed")
+	}
+	return path
+}
+
 // kcat produces the lines with a client that is not ours.
 func (tp *topic) kcat(s orders.Stream) {
 	tp.t.Helper()
-	path, err := exec.LookPath("kcat")
-	if err != nil {
-		missing(tp.t, "kcat is not installed")
-	}
 	var in bytes.Buffer
 	if _, err := s.WriteTo(&in); err != nil {
 		tp.t.Fatal(err)
 	}
-	cmd := exec.CommandContext(tp.t.Context(), path, "-P", "-b", strings.Join(tp.brokers, ","), "-t", tp.name, "-K", "\t", "-X", "acks=all")
+	cmd := exec.CommandContext(tp.t.Context(), kcatPath(tp.t), "-P", "-b", strings.Join(tp.brokers, ","), "-t", tp.name, "-K", "\t", "-X", "acks=all")
 	cmd.Stdin = &in
 	if out, err := cmd.CombinedOutput(); err != nil {
 		tp.t.Fatalf("kcat: %v\n%s", err, out)
