@@ -71,8 +71,9 @@ var forecast = []weather{
 	{name: "brokers in a black hole", storm: blackHole, brokers: 3},
 	{name: "database in a black hole, restart", storm: blackHole, database: true, restart: true},
 	{name: "all connections reset", storm: reset, brokers: 3, database: true},
-	{name: "all frozen, restart", storm: (*proxies).freeze, brokers: 3, database: true, restart: true},
+	{name: "all frozen", storm: (*proxies).freeze, brokers: 3, database: true},
 	{name: "one broker in a black hole", storm: blackHole, brokers: 1},
+	{name: "all refuse, restart", storm: (*proxies).refuse, brokers: 3, database: true, restart: true},
 
 	{name: "narrow, restart", storm: narrow, brokers: 3, database: true, restart: true},
 	{name: "brokers refuse", storm: (*proxies).refuse, brokers: 3},
@@ -81,13 +82,12 @@ var forecast = []weather{
 	{name: "database in a black hole", storm: blackHole, database: true},
 	{name: "one broker is slow", storm: slow, brokers: 1},
 	{name: "latency, restart", storm: slow, brokers: 3, database: true, restart: true},
-	{name: "all refuse, restart", storm: (*proxies).refuse, brokers: 3, database: true, restart: true},
-	{name: "all frozen", storm: (*proxies).freeze, brokers: 3, database: true},
+	{name: "all frozen, restart", storm: (*proxies).freeze, brokers: 3, database: true, restart: true},
 	{name: "narrow", storm: narrow, brokers: 3, database: true},
 }
 
 // shortForecast is how much of it a short soak has.
-const shortForecast = 6
+const shortForecast = 7
 
 // A consumer whose network to Kafka and PostgreSQL gets worse and better, with
 // restarts in between and while it is bad. After each change of the weather it
