@@ -126,11 +126,8 @@ func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 func (g *group) failed(ctx context.Context, err error) {
 	g.note(ctx, err)
 	g.shared.take() // what it shared out came to nothing
-	switch {
-	case errors.Is(err, kafkago.InvalidSessionTimeout):
+	if errors.Is(err, kafkago.InvalidSessionTimeout) {
 		g.fail(fmt.Errorf("kafka: config: SessionTimeout = %v: the broker's group.min.session.timeout.ms and group.max.session.timeout.ms do not allow it: %w", g.cfg.SessionTimeout, err))
-	case errors.Is(err, kafkago.GroupAuthorizationFailed) && g.trouble.lasts() > accessGrace:
-		g.fail(fmt.Errorf("kafka: group %q: %w to read: %w", g.name, ErrForbidden, err))
 	}
 	if g.member != "" && !errors.Is(err, kafkago.RebalanceInProgress) {
 		// The library has forgotten this id; so that the group does not wait for
@@ -142,9 +139,14 @@ func (g *group) failed(ctx context.Context, err error) {
 	g.backoff.sleep(ctx)
 }
 
+// note takes one more failure to be in the group. A permission that is missing for
+// too long ends the source.
 func (g *group) note(ctx context.Context, err error) {
 	n := g.trouble.note(ctx, err)
 	g.setGroupError(err)
+	if errors.Is(err, kafkago.GroupAuthorizationFailed) && g.trouble.lasts() > accessGrace {
+		g.fail(fmt.Errorf("kafka: group %q: %w to read: %w", g.name, ErrForbidden, err))
+	}
 	if errors.Is(err, kafkago.RebalanceInProgress) {
 		return // others come and go: the brokers are there
 	}
