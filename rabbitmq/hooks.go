@@ -24,7 +24,8 @@ type ConsumingEvent struct {
 	Prefetch int
 }
 
-// OnConsuming is called at the begin of every epoch, and when a pause ends.
+// OnConsuming is called at the begin of every epoch, when a pause ends, and when
+// Prefetch changes.
 type OnConsuming interface {
 	OnConsuming(ctx context.Context, e ConsumingEvent)
 }

@@ -261,7 +261,11 @@ func (e *epoch) reconsume() error {
 	if err := e.cancel(e.ctx); err != nil {
 		return err
 	}
-	return e.consume(e.ctx)
+	if err := e.consume(e.ctx); err != nil {
+		return err
+	}
+	e.consuming()
+	return nil
 }
 
 // drain asks for everything, waits for it, and lets the channel end, which gives
