@@ -144,8 +144,10 @@ func (g *group) failed(ctx context.Context, err error) {
 func (g *group) note(ctx context.Context, err error) {
 	n := g.trouble.note(ctx, err)
 	g.setGroupError(err)
-	if errors.Is(err, kafkago.GroupAuthorizationFailed) && g.trouble.lasts() > accessGrace {
-		g.fail(fmt.Errorf("kafka: group %q: %w to read: %w", g.name, ErrForbidden, err))
+	if g.trouble.lasts() > accessGrace {
+		if denied := g.forbidden(ctx, err); denied != nil {
+			g.fail(denied)
+		}
 	}
 	if errors.Is(err, kafkago.RebalanceInProgress) {
 		return // others come and go: the brokers are there
