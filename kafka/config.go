@@ -110,8 +110,10 @@ type Config struct {
 	OnGap GapPolicy
 
 	// OnReset says what happens when the group's offset makes no sense in the
-	// log: the topic was deleted or created anew, or the log was truncated.
-	// Default ResetStop.
+	// log: the topic was deleted or created anew, or the log was cut back, after an
+	// unclean leader election for example. The latter is noticed by leader epochs,
+	// even if the log has grown again, by brokers since Kafka 2.3; older ones show it
+	// only while the log is shorter than the offset. Default ResetStop.
 	OnReset ResetPolicy
 
 	// HeartbeatInterval is how often the group's coordinator is told that this
@@ -248,8 +250,10 @@ type ResetPolicy int
 const (
 	// ResetStop ends Receive with a *ResetError.
 	ResetStop ResetPolicy = iota
-	// ResetRestart reports it and begins at the earliest offset. Deliveries that
-	// are out are lost. A deleted topic is waited for.
+	// ResetRestart reports it and begins at the earliest offset, or, in a log that
+	// was cut back, where it stops being what it was, if the brokers know topics by
+	// ids (since Kafka 2.8). Deliveries that are out are lost. A deleted topic is
+	// waited for.
 	ResetRestart
 )
 

@@ -88,6 +88,7 @@ func (c *coordinator) find(ctx context.Context) (*wire.Conn, error) {
 // committedOffset is what the group has for a partition.
 type committedOffset struct {
 	offset int64 // -1 for none
+	epoch  int32 // of the leader that wrote what is before it; -1 when unknown
 	note   string
 }
 
@@ -97,7 +98,10 @@ func (c *coordinator) committed(ctx context.Context, tps []topicPartition) (map[
 	for topic, ids := range byTopic(tps) {
 		req.Topics = append(req.Topics, offsetfetch.RequestTopic{Name: topic, PartitionIndexes: ids})
 	}
+	const withEpochs = 5
+	epochs := false
 	res, err := c.roundTrip(ctx, req, func(m protocol.Message) int16 {
+		epochs = c.conn.Version(protocol.OffsetFetch) >= withEpochs
 		r := m.(*offsetfetch.Response)
 		if r.ErrorCode != 0 {
 			return r.ErrorCode
@@ -117,7 +121,11 @@ func (c *coordinator) committed(ctx context.Context, tps []topicPartition) (map[
 	offsets := make(map[topicPartition]committedOffset, len(tps))
 	for _, t := range res.(*offsetfetch.Response).Topics {
 		for _, p := range t.Partitions {
-			offsets[topicPartition{t.Name, p.PartitionIndex}] = committedOffset{p.CommittedOffset, p.Metadata}
+			o := committedOffset{offset: p.CommittedOffset, epoch: -1, note: p.Metadata}
+			if epochs {
+				o.epoch = p.ComittedLeaderEpoch
+			}
+			offsets[topicPartition{t.Name, p.PartitionIndex}] = o
 		}
 	}
 	for _, tp := range tps {
@@ -131,7 +139,7 @@ func (c *coordinator) committed(ctx context.Context, tps []topicPartition) (map[
 // commit sends offsets, fenced by the epoch, and notes the answer for each
 // in its item. The error is nil only when all were taken.
 func (c *coordinator) commit(ctx context.Context, m epoch, items []commitItem) error {
-	const broker, unknown = -1, -1
+	const broker = -1
 	index := make(map[topicPartition]*commitItem, len(items))
 	parts := make(map[string][]offsetcommit.RequestPartition)
 	for i := range items {
@@ -139,7 +147,7 @@ func (c *coordinator) commit(ctx context.Context, m epoch, items []commitItem) e
 		index[tp] = &items[i]
 		parts[tp.topic] = append(parts[tp.topic], offsetcommit.RequestPartition{
 			PartitionIndex: tp.id, CommittedOffset: items[i].offset,
-			CommittedLeaderEpoch: unknown, CommittedMetadata: items[i].run.note,
+			CommittedLeaderEpoch: items[i].epoch, CommittedMetadata: items[i].run.note,
 		})
 	}
 	req := &offsetcommit.Request{GroupID: c.group, GenerationID: m.generation, MemberID: m.member, RetentionTimeMs: broker}

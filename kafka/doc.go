@@ -24,8 +24,9 @@
 //
 //   - The committed offset is older than the log ([Config.OnGap]): an event with
 //     the count of the missing offsets, then on or stop.
-//   - The committed offset is beyond the log, or the topic was deleted or created
-//     anew ([Config.OnReset]): an event, then stop or from the earliest.
+//   - The committed offset is beyond the log, the topic was deleted or created
+//     anew, or an unclean leader election has cut the log back ([Config.OnReset]):
+//     an event, then stop or begin anew.
 //   - Brokers are gone: retried with backoff and jitter, for as long as it takes;
 //     logged, counted, visible in [Source.Health].
 //   - Offsets cannot be committed: retried, counted; handing out goes on.

@@ -69,6 +69,11 @@ type ResetReason string
 
 // The reasons.
 const (
+	// ResetCut: the log was cut back to before the offset, as a leader does that was
+	// elected uncleanly or has lost data, and may have grown again since. Records
+	// that were handled are gone, and others have taken their places. End is the
+	// offset up to which the log is the one that was read.
+	ResetCut ResetReason = "log was cut back before the offset"
 	// ResetBeyondEnd: the log ends before the offset. It was truncated, or the
 	// topic was created anew.
 	ResetBeyondEnd ResetReason = "offset is beyond the end of the log"
@@ -88,7 +93,8 @@ type ResetError struct {
 	Reason    ResetReason
 	// Offset is the one that makes no sense; -1 when unknown.
 	Offset int64
-	// End is the end of the log; -1 when unknown.
+	// End is the end of the log, or of the part of it that is as it was; -1 when
+	// unknown.
 	End int64
 }
 
@@ -102,7 +108,10 @@ func (e *ResetError) Error() string {
 	if e.Offset >= 0 {
 		text += fmt.Sprintf(": the group is at offset %d", e.Offset)
 	}
-	if e.End >= 0 {
+	switch {
+	case e.End >= 0 && e.Reason == ResetCut:
+		text += fmt.Sprintf(", the log is as it was up to %d", e.End)
+	case e.End >= 0:
 		text += fmt.Sprintf(", the log ends at %d", e.End)
 	}
 	return text + "; set the group's offsets, or Config.OnReset to ResetRestart"

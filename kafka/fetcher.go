@@ -36,6 +36,9 @@ type fetcher struct {
 	part     *partition
 	start    start
 	started  bool
+	ours     bool          // what was fetched belongs to the topic of the current id
+	epoch    int32         // of the leader that wrote what was fetched last; -1 when unknown
+	checked  bool          // the leader's log has what was fetched
 	restarts chan struct{} // holds a token when the topic was created anew
 
 	size    fetchSize
@@ -52,12 +55,16 @@ type fetcher struct {
 // start says where a partition begins.
 type start struct {
 	committed int64 // -1 for none
+	epoch     int32 // of the leader that wrote what is before it; -1 when unknown
+	ours      bool  // the offset belongs to the topic that is read
 	foreign   bool  // the offset belongs to a topic that is gone
+	cut       bool  // the log was cut back to where it agrees with what was fetched
+	agrees    int64 // up to there, if cut
 }
 
 func newFetcher(s *session, p *partition, at start) *fetcher {
 	return &fetcher{
-		session: s, part: p, start: at, restarts: make(chan struct{}, 1),
+		session: s, part: p, start: at, epoch: -1, restarts: make(chan struct{}, 1),
 		size:    fetchSize{most: s.cfg.FetchBytes, share: s.share, expand: guessExpand},
 		backoff: backoff{most: s.cfg.MaxBackoff},
 		trouble: trouble{log: s.log.With("partition", p.topicPartition.String()), what: "fetch"},
@@ -94,7 +101,7 @@ func (f *fetcher) run(ctx context.Context) {
 func (f *fetcher) step(ctx context.Context) error {
 	select {
 	case <-f.restarts:
-		f.start = start{committed: f.start.committed, foreign: true}
+		f.start = start{committed: f.start.committed, epoch: -1, foreign: true}
 		f.started = false
 	default:
 	}
@@ -109,6 +116,12 @@ func (f *fetcher) step(ctx context.Context) error {
 	conn, err := f.connect(ctx)
 	if err != nil {
 		return err
+	}
+	if !f.checked {
+		if err := f.checkCut(ctx, conn, next); err != nil || !f.started {
+			return err
+		}
+		f.checked = true
 	}
 	res, err := conn.Fetch(ctx, &wire.FetchRequest{
 		Topic: f.part.topic, Partition: f.part.id, Offset: next,
@@ -132,6 +145,10 @@ func (f *fetcher) step(ctx context.Context) error {
 	}
 	f.size.learn(res.Wire, res.Memory)
 	f.beyond = nil
+	if res.Epoch >= 0 && res.Epoch != f.epoch {
+		f.epoch = res.Epoch
+		f.ledger.setEpoch(f.part, res.Epoch)
+	}
 	f.ledger.add(f.part, records, res.Next, res.HighWatermark)
 	return nil
 }
@@ -140,7 +157,11 @@ func (f *fetcher) step(ctx context.Context) error {
 func (f *fetcher) begin(ctx context.Context) error {
 	note := f.ids.note(f.part.topic)
 	offset, committed := f.start.committed, f.start.committed
-	if offset < 0 || f.start.foreign {
+	f.epoch, f.ours = f.start.epoch, true
+	switch {
+	case f.start.cut:
+		offset, committed, f.epoch = f.start.agrees, -1, -1
+	case offset < 0 || f.start.foreign:
 		conn, err := f.connect(ctx)
 		if err != nil {
 			return err
@@ -152,10 +173,51 @@ func (f *fetcher) begin(ctx context.Context) error {
 		if offset, err = f.listOffset(ctx, conn, when, f.cfg.Isolation); err != nil {
 			return err
 		}
-		committed = -1
+		committed, f.epoch = -1, -1
+	default:
+		f.ours = f.start.ours
 	}
 	f.ledger.begin(f.part, offset, committed, note)
-	f.started = true
+	f.ledger.setEpoch(f.part, f.epoch)
+	f.started, f.checked = true, f.epoch < 0
+	return nil
+}
+
+// checkCut asks a leader that was not asked before whether its log still has what
+// was fetched. One that was elected uncleanly, or has lost its disk, may not; new
+// records then take the places of those that are gone, and the offsets alone do
+// not show it.
+func (f *fetcher) checkCut(ctx context.Context, conn *wire.Conn, next int64) error {
+	end, err := conn.EpochEnd(ctx, f.part.topic, f.part.id, f.epoch)
+	if err != nil || end < 0 || end >= next {
+		return err
+	}
+	// A topic that was created anew is no log that was cut back: nothing of it was
+	// read, and nothing of it may be skipped.
+	m, err := f.cluster.metadata(ctx, time.Now())
+	if err != nil {
+		return err
+	}
+	topic := m.Topics[f.part.topic]
+	if topic.Err != nil {
+		return topic.Err
+	}
+	current := f.ids.current(f.part.topic)
+	reset := ResetError{Topic: f.part.topic, Partition: f.part.id, Reason: ResetCut, Offset: next, End: end}
+	again := start{committed: f.start.committed, epoch: -1, foreign: true}
+	switch {
+	case topic.ID != current && f.cfg.WatchInterval > 0:
+		return errors.New("the topic may have been created anew, to be confirmed") // by the watcher
+	case topic.ID != current:
+		reset.Reason, reset.End = ResetRecreated, -1
+	case f.ours && current != (wire.TopicID{}):
+		again = start{committed: f.start.committed, epoch: -1, cut: true, agrees: end}
+	}
+	if !f.reset(ctx, reset) {
+		return errStopped
+	}
+	f.start = again
+	f.started = false
 	return nil
 }
 
@@ -203,7 +265,7 @@ func (f *fetcher) beyondEnd(ctx context.Context, offset, last int64) error {
 	if !f.reset(ctx, reset) {
 		return errStopped
 	}
-	f.start = start{committed: offset, foreign: true}
+	f.start = start{committed: offset, epoch: -1, foreign: true}
 	f.started = false
 	return nil
 }
@@ -329,6 +391,7 @@ func (f *fetcher) disconnect() {
 		f.conn.Close()
 		f.conn = nil
 	}
+	f.checked = f.epoch < 0
 }
 
 func (f *fetcher) recovered(ctx context.Context) {

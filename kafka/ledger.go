@@ -68,6 +68,7 @@ type partition struct {
 	waiting   int           // records that queue and lanes hold back
 	out       int           // deliveries that are out
 	committed int64         // the last committed offset; -1 when unknown
+	epoch     int32         // of the leader that wrote what was fetched last; -1 when unknown
 	end       int64         // the broker's high watermark; -1 when unknown
 	endAt     time.Time     // when the broker told it
 	room      chan struct{} // gets a token when fetching may go on
@@ -115,7 +116,7 @@ func (l *ledger) assign(tp topicPartition) *partition {
 	name := partitionLane(tp.topic, tp.id)
 	p := &partition{
 		topicPartition: tp, name: name, source: "kafka:" + name, ledger: l,
-		lanes: make(map[string]*lane), committed: -1, end: -1, room: make(chan struct{}, 1),
+		lanes: make(map[string]*lane), committed: -1, epoch: -1, end: -1, room: make(chan struct{}, 1),
 	}
 	l.partitions = append(l.partitions, p)
 	return p
@@ -135,10 +136,19 @@ func (l *ledger) begin(p *partition, offset, committed int64, note string) {
 	p.run = newRun(note)
 	p.tracker = newTracker(offset)
 	p.committed = committed
-	p.end, p.endAt = -1, time.Time{}
+	p.epoch, p.end, p.endAt = -1, -1, time.Time{}
 	if committed != offset {
 		l.kick()
 	}
+}
+
+// setEpoch notes the epoch of the leader that wrote what was fetched last. It goes
+// with every commit: a leader that does not know it, or for which it ended
+// before, shows that its log was cut back.
+func (l *ledger) setEpoch(p *partition, epoch int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p.epoch = epoch
 }
 
 // add takes in what was fetched; next is where to fetch from next.
@@ -441,6 +451,7 @@ type commitItem struct {
 	part   *partition
 	run    *run
 	offset int64
+	epoch  int32 // -1 when unknown
 	err    error // the broker's answer for this partition
 }
 
@@ -455,7 +466,7 @@ func (l *ledger) uncommitted() []commitItem {
 			continue
 		}
 		if offset := p.tracker.committable(); offset != p.committed {
-			items = append(items, commitItem{part: p, run: p.run, offset: offset})
+			items = append(items, commitItem{part: p, run: p.run, offset: offset, epoch: p.epoch})
 		}
 	}
 	return items

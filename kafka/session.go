@@ -248,8 +248,10 @@ func (se *session) lookUp(ctx context.Context, tps []topicPartition) ([]start, m
 	starts := make([]start, len(tps))
 	for i, tp := range tps {
 		c := committed[tp]
-		starts[i] = start{committed: c.offset}
+		starts[i] = start{committed: c.offset, epoch: c.epoch}
 		switch se.ids.owner(tp.topic, c.note) {
+		case ours:
+			starts[i].ours = true
 		case theirs:
 			starts[i].foreign = c.offset >= 0
 		case unknown:

@@ -43,6 +43,7 @@ type abortedTransaction struct{ producer, first int64 }
 // The layout of a batch of records, format 2.
 const (
 	batchPrefix     = 12 // base offset and length, not counted in the length
+	batchEpoch      = 12
 	batchMagic      = 16
 	batchCRC        = 17
 	batchAttributes = 21 // what the CRC covers begins here
@@ -73,6 +74,7 @@ type batch struct {
 // batches is what was read of a sequence of batches.
 type batches struct {
 	records []Record
+	epoch   int32 // of the leader that wrote the last batch; -1 when unknown
 	next    int64 // the offset to go on from
 	wire    int   // bytes that were read
 	memory  int   // bytes that the records take
@@ -83,20 +85,20 @@ type batches struct {
 // that is cut off at the end is left for the next time. An error is returned
 // only when nothing could be read before it.
 func readBatches(b []byte, wanted int64, limit int, aborted []abortedTransaction) (batches, error) {
-	got := batches{next: wanted}
+	got := batches{next: wanted, epoch: -1}
 	skip := abortedFilter{pending: aborted}
 	for len(b) >= batchPrefix && (limit == 0 || got.memory < limit) {
 		size := batchPrefix + int(binary.BigEndian.Uint32(b[8:]))
 		if size > len(b) {
 			if got.wire == 0 {
-				return batches{next: wanted}, fmt.Errorf("batch at offset %d: %d of its %d bytes came", offsetOf(b), len(b), size)
+				return batches{next: wanted, epoch: -1}, fmt.Errorf("batch at offset %d: %d of its %d bytes came", offsetOf(b), len(b), size)
 			}
 			break
 		}
 		records, last, err := readBatch(b[:size], wanted, &skip)
 		if err != nil {
 			if got.next == wanted {
-				return batches{next: wanted}, fmt.Errorf("batch at offset %d: %w", offsetOf(b), err)
+				return batches{next: wanted, epoch: -1}, fmt.Errorf("batch at offset %d: %w", offsetOf(b), err)
 			}
 			break
 		}
@@ -104,6 +106,7 @@ func readBatches(b []byte, wanted int64, limit int, aborted []abortedTransaction
 			got.memory += records[i].Size()
 		}
 		got.records = append(got.records, records...)
+		got.epoch = int32(binary.BigEndian.Uint32(b[batchEpoch:]))
 		got.next = max(got.next, last+1)
 		got.wire += size
 		b = b[size:]

@@ -25,6 +25,7 @@ type testBatch struct {
 	maxTime   int64
 	records   []Record // Time is ignored
 	count     int32    // 0: as many as there are records
+	epoch     int32
 }
 
 func (b testBatch) encode(t testing.TB) []byte {
@@ -61,7 +62,7 @@ func (b testBatch) encode(t testing.TB) []byte {
 
 	out := be.AppendUint64(nil, uint64(b.base))
 	out = be.AppendUint32(out, uint32(9+len(body)))
-	out = be.AppendUint32(out, 0) // leader epoch
+	out = be.AppendUint32(out, uint32(b.epoch))
 	out = append(out, 2)
 	out = be.AppendUint32(out, crc32.Checksum(body, castagnoli))
 	return append(out, body...)
@@ -187,6 +188,28 @@ func TestReadBatches(t *testing.T) {
 				t.Errorf("got %v and next %d, want %v and %d", offsets, got.next, tc.offsets, tc.next)
 			}
 		})
+	}
+}
+
+// The epoch is that of the last batch that was read, whether its records count or
+// not.
+func TestReadBatchesEpoch(t *testing.T) {
+	t.Parallel()
+	first, second, third := plain(0, 0), plain(0, 1), abortMark(2, 1)
+	first.epoch, second.epoch, third.epoch = 3, 4, 7
+	whole := encodeAll(t, first, second, third)
+	for _, tc := range []struct {
+		in   []byte
+		want int32
+	}{{nil, -1}, {encodeAll(t, first), 3}, {encodeAll(t, first, second), 4}, {whole, 7}, {whole[:len(whole)-1], 4}} {
+		if got, err := readBatches(tc.in, 0, 0, nil); err != nil || got.epoch != tc.want {
+			t.Errorf("epoch %d, %v, want %d", got.epoch, err, tc.want)
+		}
+	}
+	damaged := encodeAll(t, first)
+	damaged[len(damaged)-1] ^= 1
+	if got, err := readBatches(damaged, 0, 0, nil); err == nil || got.epoch != -1 {
+		t.Errorf("damaged: epoch %d, %v", got.epoch, err)
 	}
 }
 

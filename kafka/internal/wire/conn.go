@@ -44,6 +44,16 @@ type Conn struct {
 // Address returns the broker's address.
 func (c *Conn) Address() string { return c.address }
 
+// Version returns the version that RoundTrip uses of a request; -1 when the broker
+// does not know any that can be used.
+func (c *Conn) Version(key protocol.ApiKey) int16 {
+	version, err := c.versions.pick(key, 0, libraryMax[key])
+	if err != nil {
+		return -1
+	}
+	return version
+}
+
 // Close closes the connection; a request that is running fails.
 func (c *Conn) Close() { _ = c.nc.Close() }
 

@@ -38,6 +38,9 @@ type FetchResult struct {
 	LogStart      int64
 	// Records are those from the wanted offset on.
 	Records []Record
+	// Epoch is that of the leader that wrote the last of what came; -1 when nothing
+	// came or it is unknown.
+	Epoch int32
 	// Next is the offset to fetch from next. It is past all that came, records
 	// or not: holes that compaction left, and the marks of transactions.
 	Next int64
@@ -110,7 +113,7 @@ func (q *FetchRequest) decode(version int16, body []byte) (*FetchResult, error) 
 	r.int32() // throttle time
 	if version >= 7 {
 		if code := r.int16(); code != 0 {
-			return &FetchResult{Err: kafkago.Error(code), HighWatermark: -1, LogStart: -1, Next: q.Offset}, nil
+			return &FetchResult{Err: kafkago.Error(code), HighWatermark: -1, LogStart: -1, Epoch: -1, Next: q.Offset}, nil
 		}
 		r.int32() // session id
 	}
@@ -143,7 +146,7 @@ type partitionResponse struct {
 }
 
 func (q *FetchRequest) decodePartition(version int16, r *reader) partitionResponse {
-	p := partitionResponse{FetchResult: &FetchResult{Next: q.Offset, LogStart: -1}}
+	p := partitionResponse{FetchResult: &FetchResult{Next: q.Offset, LogStart: -1, Epoch: -1}}
 	if code := r.int16(); code != 0 {
 		p.Err = kafkago.Error(code)
 	}
@@ -170,6 +173,6 @@ func (q *FetchRequest) fill(p partitionResponse) error {
 		p.aborted = nil // some brokers list them all the same
 	}
 	got, err := readBatches(p.batches, q.Offset, q.MaxMemory, p.aborted)
-	p.Records, p.Next, p.Wire, p.Memory = got.records, got.next, got.wire, got.memory
+	p.Records, p.Epoch, p.Next, p.Wire, p.Memory = got.records, got.epoch, got.next, got.wire, got.memory
 	return err
 }
