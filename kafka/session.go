@@ -219,6 +219,12 @@ func (se *session) prepare(ctx context.Context) ([]start, map[string]int, error)
 			return nil, nil, ctx.Err()
 		}
 		bad.note(ctx, err)
+		se.setGroupError(err)
+		if bad.lasts() > accessGrace {
+			if denied := se.forbidden(ctx, err); denied != nil {
+				se.fail(denied)
+			}
+		}
 		if !wait.sleep(ctx) {
 			return nil, nil, ctx.Err()
 		}

@@ -212,7 +212,7 @@ func (s *Source) setGroupError(err error) {
 // assigned reports a session that has its offsets.
 func (se *session) assigned(ctx context.Context) {
 	se.mu.Lock()
-	se.joined, se.commitErr = true, nil
+	se.joined, se.groupErr, se.commitErr = true, nil, nil
 	se.mu.Unlock()
 	e := AssignedEvent{Generation: se.id.generation, Member: se.id.member, Partitions: se.names()}
 	se.log.InfoContext(ctx, "kafka: partitions assigned", "generation", e.Generation, "partitions", partitionNames(e.Partitions))
