@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -16,8 +17,13 @@ type network struct {
 	mu       sync.Mutex
 	links    map[*link]struct{}
 	requests map[int16]int // by API key, of connections without TLS
-	spoilKey int16
-	spoil    bool
+	spoils   []spoil
+}
+
+// spoil is what is to happen to the next request of a kind.
+type spoil struct {
+	key     int16
+	reaches bool // the broker gets the request, but nobody its answer
 }
 
 // Keys of Kafka's requests.
@@ -54,12 +60,13 @@ func (n *network) cut() {
 	n.links = nil
 }
 
-// spoilNext breaks the connection right after the next request of a kind was
-// sent, so that nobody gets the answer.
-func (n *network) spoilNext(key int16) {
+// spoilNext breaks the connection at the next request of a kind: right after it was
+// sent, if it is to reach the broker, so that nobody gets the answer; else before
+// the broker has the whole of it. Called again, it spoils one more.
+func (n *network) spoilNext(key int16, reaches bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.spoil, n.spoilKey = true, key
+	n.spoils = append(n.spoils, spoil{key, reaches})
 }
 
 // sent returns how many requests of a kind were sent.
@@ -80,20 +87,21 @@ func (n *network) sentAll() int {
 	return all
 }
 
-// request notes a request that was sent and tells whether to break its
-// connection.
-func (n *network) request(key int16) (spoil bool) {
+// request notes a request, and returns what is to happen to it; nil: nothing.
+func (n *network) request(key int16) *spoil {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.requests == nil {
-		return false
+		return nil
 	}
 	n.requests[key]++
-	if n.spoil && key == n.spoilKey {
-		n.spoil = false
-		return true
+	i := slices.IndexFunc(n.spoils, func(s spoil) bool { return s.key == key })
+	if i < 0 {
+		return nil
 	}
-	return false
+	sp := n.spoils[i]
+	n.spoils = slices.Delete(n.spoils, i, i+1)
+	return &sp
 }
 
 // link is one connection. It reads along: a request begins with its size and its
@@ -110,30 +118,42 @@ type link struct {
 func (l *link) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n, err := l.Conn.Write(b)
-	spoil := false
-	for sent := b[:n]; len(sent) > 0; {
-		if l.rest == 0 {
-			take := min(6-len(l.head), len(sent))
-			l.head = append(l.head, sent[:take]...)
-			sent = sent[take:]
-			if len(l.head) < 6 {
-				break
-			}
-			l.rest = max(int(binary.BigEndian.Uint32(l.head))-2, 0)
-		}
-		take := min(l.rest, len(sent))
-		l.rest -= take
-		sent = sent[take:]
-		if l.rest == 0 {
-			spoil = l.network.request(int16(binary.BigEndian.Uint16(l.head[4:]))) || spoil
-			l.head = l.head[:0]
-		}
+	sp := l.follow(b)
+	if sp != nil && !sp.reaches {
+		_ = l.Conn.Close()
+		return 0, net.ErrClosed
 	}
-	if spoil {
+	n, err := l.Conn.Write(b)
+	if sp != nil {
 		_ = l.Conn.Close()
 	}
 	return n, err
+}
+
+// follow looks at what is written, and returns what is to happen to the request
+// that ends in it.
+func (l *link) follow(b []byte) (sp *spoil) {
+	for len(b) > 0 {
+		if l.rest == 0 {
+			take := min(6-len(l.head), len(b))
+			l.head = append(l.head, b[:take]...)
+			b = b[take:]
+			if len(l.head) < 6 {
+				return sp
+			}
+			l.rest = max(int(binary.BigEndian.Uint32(l.head))-2, 0)
+		}
+		take := min(l.rest, len(b))
+		l.rest -= take
+		b = b[take:]
+		if l.rest == 0 {
+			if got := l.network.request(int16(binary.BigEndian.Uint16(l.head[4:]))); got != nil {
+				sp = got
+			}
+			l.head = l.head[:0]
+		}
+	}
+	return sp
 }
 
 func (l *link) Close() error {
