@@ -220,15 +220,22 @@ func (c *Config) validate() error {
 	case c.OnQueueDeleted < QueueDeletedStop || c.OnQueueDeleted > QueueDeletedWait:
 		return configError("OnQueueDeleted", int(c.OnQueueDeleted), "is not one of QueueDeletedStop, QueueDeletedWait")
 	}
-	for i, h := range c.Hooks {
-		if !isHook(h) {
-			return configError(fmt.Sprintf("Hooks[%d]", i), fmt.Sprintf("%T", h), "implements none of the On... interfaces")
-		}
+	if err := checkHooks(c.Hooks); err != nil {
+		return err
 	}
 	if err := c.Stream.validate(); err != nil {
 		return err
 	}
 	return c.Declare.validate(c.Stream != nil)
+}
+
+func checkHooks(hooks []Hook) error {
+	for i, h := range hooks {
+		if !isHook(h) {
+			return configError(fmt.Sprintf("Hooks[%d]", i), fmt.Sprintf("%T", h), "implements none of the On... interfaces")
+		}
+	}
+	return nil
 }
 
 func configError(field string, value any, rule string) error {

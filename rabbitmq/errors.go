@@ -39,10 +39,39 @@ var (
 	// routing key.
 	ErrUnroutable = errors.New("no queue takes this message")
 
-	// ErrRefused is returned by Publisher.Publish when the broker took a message and
-	// could not keep it: a queue that is full and rejects, or that has failed.
+	// ErrRefused is wrapped by the error of Publisher.Publish when the broker took a
+	// message, time and again, and could not keep it: a queue that is full and
+	// rejects, or that has failed.
 	ErrRefused = errors.New("the broker refused the message")
+
+	// ErrTooLarge is returned by Publisher.Publish for a message that is larger than
+	// PublisherConfig.MaxMessageBytes, or whose key or header names are too long.
+	ErrTooLarge = errors.New("message is too large")
+
+	// ErrPublisherClosed is returned by Publisher.Publish after Publisher.Close, and
+	// by both when Close cuts off what runs.
+	ErrPublisherClosed = errors.New("publisher is closed")
 )
+
+// PublishError is returned by Publisher.Publish when not all messages were confirmed.
+type PublishError struct {
+	Exchange string
+	// Failed are the messages that were not confirmed, by their places in the call,
+	// ascending. They may be in queues or not.
+	Failed []int
+	// Of is how many messages there were in the call.
+	Of int
+	// Err is why; the first reason when there are several.
+	Err error
+}
+
+// Error implements error.
+func (e *PublishError) Error() string {
+	return fmt.Sprintf("rabbitmq: publish to exchange %q: %d of %d messages are not confirmed: %v", e.Exchange, len(e.Failed), e.Of, e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *PublishError) Unwrap() error { return e.Err }
 
 // errCanceled says that the broker has cancelled the consumer: its queue was
 // deleted, or moves to another node.

@@ -306,7 +306,6 @@ func (l *lab) ctl(arguments ...string) {
 type network struct {
 	mu    sync.Mutex
 	isCut bool
-	dark  bool
 	conns []*wire
 }
 

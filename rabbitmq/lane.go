@@ -56,7 +56,7 @@ func (l LaneBy) laneOf(queue string, d *amqp.Delivery) string {
 	if !ok || value == nil {
 		return ""
 	}
-	return keyLane(queue, appendValue(nil, value))
+	return keyLane(queue, text(value))
 }
 
 // maxLaneKey is how long an encoded key in a lane's name may be; longer ones

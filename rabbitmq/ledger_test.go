@@ -202,12 +202,12 @@ func TestLedgerNackDelay(t *testing.T) {
 		if len(got) > 0 || time.Until(due) != 10*time.Second {
 			t.Errorf("took %v, next in %v; want nothing, and 10 s", tags(got), time.Until(due))
 		}
-		time.Sleep(10 * time.Second)
+		<-time.After(10 * time.Second)
 		if got, _ := l.take(5); !slices.Equal(tags(got), []uint64{1}) {
 			t.Errorf("after 10 s: took %v, want 1", tags(got))
 		}
 		// An hour is too long for the broker: half of the ack timeout is the bound.
-		time.Sleep(20 * time.Second)
+		<-time.After(20 * time.Second)
 		if got, _ := l.take(5); !slices.Equal(tags(got), []uint64{2}) {
 			t.Errorf("after 30 s: took %v, want 2", tags(got))
 		}
@@ -269,10 +269,10 @@ func TestLedgerAges(t *testing.T) {
 		push(l, 1, "") // will be out and old
 		push(l, 2, "") // will wait and be old
 		old, _ := l.take(1)
-		time.Sleep(20 * time.Second)
+		<-time.After(20 * time.Second)
 		push(l, 3, "") // will be out and young
 		push(l, 4, "") // will wait and be young
-		time.Sleep(10*time.Second - 1)
+		<-time.After(10*time.Second - time.Nanosecond)
 		if l.aged(time.Now()) {
 			t.Error("aged before half of the ack timeout")
 		}
@@ -281,7 +281,7 @@ func TestLedgerAges(t *testing.T) {
 		second, _ := l.take(1) // 2
 		_ = second[0].Nack(t.Context(), time.Hour)
 		young, _ := l.take(1) // 3
-		time.Sleep(1)
+		<-time.After(time.Nanosecond)
 		if !l.aged(time.Now()) {
 			t.Fatal("not aged after half of the ack timeout")
 		}

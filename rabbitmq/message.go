@@ -88,50 +88,43 @@ func headers(d *amqp.Delivery) broker.Headers {
 	own := len(h)
 	for name, value := range d.Headers {
 		if name != HeaderUserID {
-			h = append(h, broker.Header{Name: name, Value: appendValue(nil, value)})
+			h = append(h, broker.Header{Name: name, Value: text(value)})
 		}
 	}
 	slices.SortFunc(h[own:], func(a, b broker.Header) int { return strings.Compare(a.Name, b.Name) })
 	return h
 }
 
-// appendValue writes a value of a header table as text: numbers in decimal, times
-// as RFC 3339 in UTC, tables and arrays as JSON, strings and bytes as they are.
-// The void value has no bytes, not even none: nil.
-func appendValue(dst []byte, value any) []byte {
+// text writes a value of a header table: numbers in decimal, times as RFC 3339 in
+// UTC, tables and arrays as JSON, strings and bytes as they are. The void value has
+// no bytes, not even none: nil.
+func text(value any) []byte {
 	switch v := value.(type) {
 	case nil:
-		return dst
+		return nil
 	case string:
-		return append(emptyNotNil(dst), v...)
+		return []byte(v)
 	case []byte:
-		return append(emptyNotNil(dst), v...)
+		return append([]byte{}, v...) // not nil
 	case bool:
-		return strconv.AppendBool(dst, v)
+		return strconv.AppendBool(nil, v)
 	case float32:
-		return strconv.AppendFloat(dst, float64(v), 'g', -1, 32)
+		return strconv.AppendFloat(nil, float64(v), 'g', -1, 32)
 	case float64:
-		return strconv.AppendFloat(dst, v, 'g', -1, 64)
+		return strconv.AppendFloat(nil, v, 'g', -1, 64)
 	case time.Time:
-		return v.UTC().AppendFormat(dst, time.RFC3339)
+		return v.UTC().AppendFormat(nil, time.RFC3339)
 	case amqp.Decimal:
-		return append(dst, decimal(v)...)
+		return []byte(decimal(v))
 	case amqp.Table, []any:
-		text, err := json.Marshal(jsonValue(v))
+		encoded, err := json.Marshal(jsonValue(v))
 		if err != nil { // Cannot be: jsonValue leaves nothing that JSON has not.
-			return fmt.Append(dst, v)
+			return fmt.Append(nil, v)
 		}
-		return append(dst, text...)
+		return encoded
 	default: // The whole numbers.
-		return fmt.Append(dst, v)
+		return fmt.Append(nil, v)
 	}
-}
-
-func emptyNotNil(b []byte) []byte {
-	if b == nil {
-		return []byte{}
-	}
-	return b
 }
 
 // decimal writes a scaled number: 12345 with the scale 2 is 123.45.

@@ -71,12 +71,11 @@ func newSource(addresses []address, queue string, cfg *Config) *Source {
 
 // validateName checks a name that travels as a short string.
 func validateName(what, name string) error {
-	const maxName = 255
 	switch {
 	case strings.TrimSpace(name) == "":
 		return fmt.Errorf("%s: must not be blank", what)
-	case len(name) > maxName:
-		return fmt.Errorf("%s: has %d bytes, at most %d are allowed", what, len(name), maxName)
+	case len(name) > maxShort:
+		return fmt.Errorf("%s: has %d bytes, at most %d are allowed", what, len(name), maxShort)
 	}
 	return nil
 }
