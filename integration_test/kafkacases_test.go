@@ -347,7 +347,7 @@ func TestTopicCreatedAnew(t *testing.T) {
 			p := newPipeline(t)
 			p.produce(before)
 			source := func() *kafka.Config {
-				return &kafka.Config{OnReset: row.policy, WatchInterval: time.Second, HeartbeatInterval: 500 * time.Millisecond}
+				return &kafka.Config{OnReset: row.policy}
 			}
 			c := p.start(keyfunc.JSON("id"), effect, nil, source())
 			p.lag0()
