@@ -16,7 +16,7 @@ import (
 func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	server, err := newFakeBroker("billing", `{"orderId":"A1","eventType":"paid"}`, `{"orderId":"A2","eventType":"paid"}`)
+	server, err := newFakeBroker(`{"orderId":"A1","eventType":"paid"}`, `{"orderId":"A2","eventType":"paid"}`)
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -76,7 +76,7 @@ func ExampleOpen() {
 // A missing queue is an error with its name; it is created only if Config.Declare
 // says how.
 func ExampleOpen_missingQueue() {
-	server, err := newFakeBroker("billing")
+	server, err := newFakeBroker()
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -109,7 +109,7 @@ func ExampleDeclare() {
 
 // A hook is told when the source consumes.
 func ExampleConfig_hooks() {
-	server, err := newFakeBroker("billing")
+	server, err := newFakeBroker()
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -146,7 +146,7 @@ func (p consumingPrinter) OnConsuming(_ context.Context, e rabbitmq.ConsumingEve
 func ExampleOpenPublisher() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	server, err := newFakeBroker("billing")
+	server, err := newFakeBroker()
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -177,7 +177,7 @@ func ExampleOpenPublisher() {
 func ExamplePublisher_Publish() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	server, err := newFakeBroker("billing")
+	server, err := newFakeBroker()
 	if err != nil {
 		fmt.Println(err)
 		return

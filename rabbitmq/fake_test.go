@@ -2,6 +2,7 @@ package rabbitmq_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -21,16 +22,16 @@ type fakeBroker struct {
 	bodies   []string // of the queue
 	acked    int
 	conns    map[net.Conn]bool
-	closed   bool
 	consumer *fakeConn
 }
 
-func newFakeBroker(queue string, bodies ...string) (*fakeBroker, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // there is nothing to wait for
+// newFakeBroker starts one whose queue is called "billing".
+func newFakeBroker(bodies ...string) (*fakeBroker, error) {
+	listener, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	b := &fakeBroker{queue: queue, listener: listener, bodies: bodies, conns: map[net.Conn]bool{}}
+	b := &fakeBroker{queue: "billing", listener: listener, bodies: bodies, conns: map[net.Conn]bool{}}
 	b.running.Go(func() {
 		for {
 			conn, err := listener.Accept()

@@ -227,7 +227,7 @@ func (l *ledger) nack(e *entry, delay time.Duration) error {
 	switch {
 	case l.state != open:
 		return nil // The end of the channel gives it back.
-	case !l.ordered && (l.paused || e.recalled() && now.Sub(e.pushed) >= l.limit/2):
+	case l.paused || e.recalled() && now.Sub(e.pushed) >= l.limit/2: // never where there is an order
 		l.answer(e, &l.nacks)
 		return nil
 	}

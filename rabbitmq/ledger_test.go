@@ -214,51 +214,74 @@ func TestLedgerNackDelay(t *testing.T) {
 	})
 }
 
+// Whatever is acked, given back and delayed: a message goes out only while nothing
+// later of its lane is out, and not before what came before it was out and is done or
+// still out.
 func TestLedgerKeepsTheOrderOfLanes(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(200) {
-		random := rand.New(rand.NewPCG(seed, 3))
-		l := newTestLedger(Config{Lanes: LaneByRoutingKey})
-		out := map[string][]*broker.Delivery{}
-		done := map[string]uint64{}
-		next := uint64(1)
-		for range 200 {
-			switch random.IntN(4) {
-			case 0:
-				push(l, next, []string{"a", "b"}[random.IntN(2)])
-				next++
-			case 1, 2:
-				ds, _ := l.take(1 + random.IntN(3))
-				for _, d := range ds {
-					lane := out[d.Lane]
-					if len(lane) > 0 && lane[len(lane)-1].Tag.(*entry).tag > d.Tag.(*entry).tag {
-						t.Fatalf("seed %d: %v was handed out behind %v", seed, tags([]*broker.Delivery{d}), tags(lane))
-					}
-					out[d.Lane] = append(lane, d)
-				}
-			case 3: // A worker has the front of a lane, and gives back the rest if it fails.
-				lane := []string{"a", "b"}[random.IntN(2)]
-				if len(out[lane]) == 0 {
-					continue
-				}
-				d := out[lane][0]
-				if random.IntN(3) > 0 {
-					if tag := d.Tag.(*entry).tag; tag < done[lane] {
-						t.Fatalf("seed %d: %d is done after %d", seed, tag, done[lane])
-					} else {
-						done[lane] = tag
-					}
-					_ = d.Ack(t.Context())
-					out[lane] = out[lane][1:]
-					continue
-				}
-				random.Shuffle(len(out[lane]), func(i, j int) { out[lane][i], out[lane][j] = out[lane][j], out[lane][i] })
-				for _, d := range out[lane] {
-					_ = d.Nack(t.Context(), 0)
-				}
-				out[lane] = nil
+	for seed := range uint64(300) {
+		synctest.Test(t, func(t *testing.T) { keepsTheOrder(t, seed) })
+	}
+}
+
+func keepsTheOrder(t *testing.T, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 3))
+	l := newTestLedger(Config{Lanes: LaneByRoutingKey})
+	out := map[uint64]*broker.Delivery{}
+	open := map[string][]uint64{} // pushed and not done
+	next := uint64(1)
+	check := func(d *broker.Delivery) {
+		tag := d.Tag.(*entry).tag
+		for _, other := range open[d.Lane] {
+			_, isOut := out[other]
+			if other > tag && isOut {
+				t.Fatalf("seed %d: %d was handed out while %d is out", seed, tag, other)
+			}
+			if other < tag && !isOut {
+				t.Fatalf("seed %d: %d was handed out while %d waits", seed, tag, other)
 			}
 		}
+	}
+	for range 300 {
+		switch random.IntN(5) {
+		case 0:
+			lane := []string{"a", "b"}[random.IntN(2)]
+			push(l, next, lane)
+			open[lane] = append(open[lane], next)
+			next++
+		case 1, 2:
+			ds, _ := l.take(1 + random.IntN(3))
+			for _, d := range ds {
+				check(d)
+				out[d.Tag.(*entry).tag] = d
+			}
+		case 3:
+			for tag, d := range out {
+				delete(out, tag)
+				if random.IntN(2) == 0 {
+					_ = d.Ack(t.Context())
+					open[d.Lane] = slices.DeleteFunc(open[d.Lane], func(n uint64) bool { return n == tag })
+				} else {
+					_ = d.Nack(t.Context(), time.Duration(random.IntN(3))*time.Second)
+				}
+				break
+			}
+		case 4:
+			<-time.After(time.Duration(random.IntN(3)) * time.Second)
+		}
+	}
+	for _, d := range out {
+		_ = d.Ack(t.Context())
+	}
+	for l.stats().waiting > 0 {
+		ds, _ := l.take(10)
+		for _, d := range ds {
+			_ = d.Ack(t.Context())
+		}
+		<-time.After(time.Second)
+	}
+	if left := l.tags.open(); len(left) > 0 {
+		t.Fatalf("seed %d: %d are left", seed, len(left))
 	}
 }
 
@@ -269,28 +292,32 @@ func TestLedgerAges(t *testing.T) {
 		push(l, 1, "") // will be out and old
 		push(l, 2, "") // will wait and be old
 		old, _ := l.take(1)
-		<-time.After(20 * time.Second)
-		push(l, 3, "") // will be out and young
-		push(l, 4, "") // will wait and be young
+		<-time.After(10 * time.Second)
+		push(l, 3, "") // will wait and be not young any more
+		<-time.After(10 * time.Second)
+		push(l, 4, "") // will be out and young
+		push(l, 5, "") // will wait and be young
 		<-time.After(10*time.Second - time.Nanosecond)
 		if l.aged(time.Now()) {
 			t.Error("aged before half of the ack timeout")
 		}
 		_ = old[0].Nack(t.Context(), 0)
 		old, _ = l.take(1)
-		second, _ := l.take(1) // 2
-		_ = second[0].Nack(t.Context(), time.Hour)
-		young, _ := l.take(1) // 3
+		waiting, _ := l.take(2) // 2 and 3
+		for _, d := range waiting {
+			_ = d.Nack(t.Context(), time.Hour)
+		}
+		young, _ := l.take(1) // 4
 		<-time.After(time.Nanosecond)
 		if !l.aged(time.Now()) {
 			t.Fatal("not aged after half of the ack timeout")
 		}
 		recalled, returned := l.giveBack(time.Now())
-		if recalled != 1 || returned != 1 {
-			t.Errorf("recalled %d and returned %d, want 1 and 1", recalled, returned)
+		if recalled != 1 || returned != 2 {
+			t.Errorf("recalled %d and returned %d, want 1 and 2", recalled, returned)
 		}
-		if s := l.settlements(); !slices.Equal(s.requeue, []uint64{2}) {
-			t.Errorf("settlements %+v, want 2 to be put back", s)
+		if s := l.settlements(); !slices.Equal(s.requeue, []uint64{2, 3}) {
+			t.Errorf("settlements %+v, want 2 and 3 to be put back", s)
 		}
 		if !old[0].Recalled() || !young[0].Recalled() || l.aged(time.Now()) {
 			t.Error("want both recalled, once")
@@ -301,8 +328,8 @@ func TestLedgerAges(t *testing.T) {
 			t.Errorf("settlements %+v, want the old one to be put back and the young one not", s)
 		}
 		got, _ := l.take(5)
-		if !slices.Equal(tags(got), []uint64{3, 4}) || got[0].Recalled() {
-			t.Errorf("took %v, recalled %v; want 3 and 4, not recalled", tags(got), got[0].Recalled())
+		if !slices.Equal(tags(got), []uint64{4, 5}) || got[0].Recalled() {
+			t.Errorf("took %v, recalled %v; want 4 and 5, not recalled", tags(got), got[0].Recalled())
 		}
 	})
 }
@@ -366,8 +393,12 @@ func TestLedgerEnd(t *testing.T) {
 	if ds[1].Context().Err() == nil {
 		t.Error("the context of a lost delivery goes on")
 	}
-	if err := ds[1].Ack(t.Context()); !errors.Is(err, broker.ErrLost) {
+	e := ds[1].Tag.(*entry)
+	if err := l.ack(e); !errors.Is(err, broker.ErrLost) {
 		t.Errorf("ack of a lost delivery: %v", err)
+	}
+	if err := l.nack(e, 0); !errors.Is(err, broker.ErrLost) {
+		t.Errorf("nack of a lost delivery: %v", err)
 	}
 	push(l, 4, "")
 	if got, _ := l.take(5); len(got) > 0 {
@@ -421,7 +452,12 @@ func TestLedgerOfAStream(t *testing.T) {
 	if s := next.settlements(); s.upTo != 3 {
 		t.Errorf("settlements %+v, want the three that were done", s)
 	}
-	if got, _ := next.take(5); !slices.Equal(tags(got), []uint64{4, 5}) {
+	got, _ := next.take(5)
+	if !slices.Equal(tags(got), []uint64{4, 5}) {
 		t.Errorf("took %v, want the two that were not done", tags(got))
+	}
+	next.offsets.done(ds[3].Tag.(*entry)) // of the channel before, again
+	if position := next.offsets.position(); position != 103 {
+		t.Errorf("position %d, want 103: what a channel before says does not count", position)
 	}
 }

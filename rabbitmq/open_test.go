@@ -44,7 +44,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 	if _, err := alone.ch.Consume(alone.queue, "", false, true, false, false, nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, row := range []struct { //nolint:paralleltest // as below
+	for _, row := range []struct { //nolint:paralleltest // quick, and the queues end with their test
 		name, url, queue string
 		cfg              rabbitmq.Config
 		want             error
@@ -62,7 +62,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		{"credentials", l.url, l.queue, rabbitmq.Config{Credentials: func(context.Context) (string, string, error) { return "guest", "s3cret", nil }}, rabbitmq.ErrLogin, "check"},
 		{"no exchange to bind to", l.url, l.queue, rabbitmq.Config{Declare: &rabbitmq.Declare{Type: rabbitmq.QueueClassic, Exchange: "amq.none", ExchangeType: "topic"}}, rabbitmq.ErrNoExchange, "amq.none"},
 	} {
-		t.Run(row.name, func(t *testing.T) { //nolint:paralleltest // quick, and the queues end with their test
+		t.Run(row.name, func(t *testing.T) {
 			row.cfg.Logger = quiet()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
