@@ -267,11 +267,11 @@ func (e *epoch) consuming() {
 func (e *epoch) report(event EndedEvent) {
 	e.counters.lost.Add(int64(event.Lost))
 	e.counters.unsent.Add(int64(event.Unsent))
-	level, args := slog.LevelInfo, []any{"epoch", event.Epoch, "lost", event.Lost, "unsent", event.Unsent}
+	args := []any{"epoch", event.Epoch, "lost", event.Lost, "unsent", event.Unsent}
 	if event.Err != nil {
-		level, args = slog.LevelWarn, append(args, "error", event.Err)
+		args = append(args, "error", event.Err) // Whoever connects again warns of it.
 	}
-	e.log.Log(hookContext, level, "rabbitmq: the channel has ended", args...)
+	e.log.Info("rabbitmq: the channel has ended", args...)
 	if event.AckTimeout {
 		e.counters.noteAckTimeout(event.Err)
 		e.log.Error("rabbitmq: a message was not acked within the broker's consumer_timeout: set Config.AckTimeout to what the broker has, and keep handlers shorter than that",
