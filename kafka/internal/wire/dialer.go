@@ -172,6 +172,7 @@ func (d *Dialer) secure(ctx context.Context, nc net.Conn, address string) (net.C
 		}
 		nc = tc
 	}
+	nc = guard(nc)
 	if d.mechanism == nil {
 		return nc, nil
 	}
