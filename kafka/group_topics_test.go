@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -43,6 +44,33 @@ func TestDeletedTopicStaysDeleted(t *testing.T) {
 	}
 	produce(t, producer(t, c), numbered("refunds", 0, 1)...)
 	ack(t, receive(t, s, 1)...)
+}
+
+// What was done of a topic that is gone cannot be committed: neither a rebalance
+// nor Close may wait for that.
+func TestDeletedTopicIsNotCommitted(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders", "refunds"))
+	events := newSpy()
+	cfg := quick(t)
+	cfg.OnReset, cfg.Hooks = ResetRestart, []Hook{events}
+	s := openSource(t, c, []string{"orders", "refunds"}, cfg)
+	await(t, events.assigned)
+	produce(t, producer(t, c), numbered("refunds", 0, 1)...)
+	ds := receive(t, s, 1)
+	if err := c.DeleteTopic("refunds"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, events.resets)
+	c.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.OffsetCommit}, Err: kerr.UnknownTopicOrPartition, Count: 1 << 20}) // as real brokers do
+	ack(t, ds...)
+	rebalance(c)
+	if e := await(t, events.revoked); e.Err != nil {
+		t.Errorf("the generation ended with %v", e.Err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Errorf("closing ended with %v", err)
+	}
 }
 
 // Partitions are added when the leader has just shared out those that there were:

@@ -74,6 +74,7 @@ type partition struct {
 	room      chan struct{} // gets a token when fetching may go on
 	trouble   error         // what keeps it from being fetched
 	paused    bool
+	gone      bool // its topic was deleted: nobody takes its offsets
 }
 
 // run is a stretch of a partition in which offsets only grow. It ends with the
@@ -462,7 +463,7 @@ func (l *ledger) uncommitted() []commitItem {
 	l.acked = 0
 	var items []commitItem
 	for _, p := range l.partitions {
-		if p.run == nil {
+		if p.run == nil || p.gone {
 			continue
 		}
 		if offset := p.tracker.committable(); offset != p.committed {
@@ -479,6 +480,19 @@ func (l *ledger) wasCommitted(items []commitItem) {
 	for _, it := range items {
 		if it.err == nil && it.run == it.part.run {
 			it.part.committed = it.offset
+		}
+	}
+}
+
+// setGone notes whether a topic was deleted. What is done of it is not committed
+// then: it would be refused for ever, and a rebalance and Close wait for commits.
+func (l *ledger) setGone(topic string, gone bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range l.partitions {
+		if p.topic == topic && p.gone != gone {
+			p.gone = gone
+			l.kick()
 		}
 	}
 }

@@ -54,6 +54,7 @@ func (w *watcher) look(ctx context.Context, name string, topic wire.Topic) (rejo
 	if errors.Is(topic.Err, kafkago.UnknownTopicOrPartition) {
 		w.unknown[name]++
 		if w.unknown[name] == deletedLooks {
+			w.ledger.setGone(name, true)
 			w.reset(ctx, ResetError{Topic: name, Partition: -1, Reason: ResetDeleted, Offset: -1, End: -1})
 		}
 		return false
@@ -62,6 +63,7 @@ func (w *watcher) look(ctx context.Context, name string, topic wire.Topic) (rejo
 		return false
 	}
 	w.unknown[name] = 0
+	w.ledger.setGone(name, false)
 	if w.ids.see(name, topic.ID) {
 		if !w.reset(ctx, ResetError{Topic: name, Partition: -1, Reason: ResetRecreated, Offset: -1, End: -1}) {
 			return false
