@@ -204,7 +204,9 @@ const (
 	StartEarliest Start = iota
 	// StartLatest begins with the next record that is written. The group commits
 	// that offset at once, so that nothing written later is skipped, also when
-	// the process is down meanwhile.
+	// the process is down meanwhile. Partitions that are added while the source is
+	// open are read from their beginning. Those that are added while none is open
+	// begin, as all that the group does not know, where they end when it comes back.
 	StartLatest
 )
 

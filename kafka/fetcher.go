@@ -167,7 +167,7 @@ func (f *fetcher) begin(ctx context.Context) error {
 			return err
 		}
 		var when int64 = earliest
-		if f.cfg.Start == StartLatest && !f.start.foreign {
+		if f.cfg.Start == StartLatest && !f.start.foreign && !f.ids.added(f.part.topicPartition) {
 			when = latest
 		}
 		if offset, err = f.listOffset(ctx, conn, when, f.cfg.Isolation); err != nil {

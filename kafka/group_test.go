@@ -287,8 +287,20 @@ func TestFlapping(t *testing.T) {
 
 func TestNewPartitions(t *testing.T) {
 	t.Parallel()
+	for _, start := range []Start{StartEarliest, StartLatest} {
+		t.Run(fmt.Sprint(start), func(t *testing.T) {
+			t.Parallel()
+			testNewPartitions(t, start)
+		})
+	}
+}
+
+func testNewPartitions(t *testing.T, start Start) {
+	t.Helper()
 	c := newFake(t, kfake.SeedTopics(1, "orders"))
-	s := openSource(t, c, []string{"orders"}, quick(t))
+	cfg := quick(t)
+	cfg.Start, cfg.WatchInterval = start, time.Second
+	s := openSource(t, c, []string{"orders"}, cfg)
 	eventually(t, "joined", func() bool { return s.Stats().Joined })
 	req := kmsg.NewPtrCreatePartitionsRequest()
 	topic := kmsg.NewCreatePartitionsRequestTopic()
@@ -298,9 +310,11 @@ func TestNewPartitions(t *testing.T) {
 	if _, err := req.RequestWith(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
+	produce(t, p, numbered("orders", 2, 1)...) // before anybody may have noticed
 	eventually(t, "the new partitions are assigned", func() bool { return len(s.Stats().Partitions) == 3 })
-	produce(t, p, numbered("orders", 2, 2)...)
-	ack(t, receive(t, s, 2)...)
+	ack(t, receive(t, s, 1)...)
+	produce(t, p, numbered("orders", 2, 1)...)
+	ack(t, receive(t, s, 1)...)
 	awaitCommitted(t, c, "orders", 2, 2)
 }
 

@@ -211,6 +211,7 @@ func (s *Source) checkOnce(ctx context.Context, settled bool) error {
 	}
 	for _, name := range s.topics {
 		s.ids.see(name, m.Topics[name].ID)
+		s.ids.opened(name, len(m.Topics[name].Leaders))
 		if err := s.checkRead(ctx, name, m); err != nil {
 			return err
 		}

@@ -15,11 +15,29 @@ const notePrefix = "topic-id="
 // topicIDs knows which topics the source reads, not only by their names. Its
 // methods may be called concurrently.
 type topicIDs struct {
-	mu   sync.Mutex
-	seen map[string][]wire.TopicID // the current one last
+	mu    sync.Mutex
+	seen  map[string][]wire.TopicID // the current one last
+	sizes map[string]int            // partitions, when the source was opened
 }
 
-func newTopicIDs() *topicIDs { return &topicIDs{seen: make(map[string][]wire.TopicID)} }
+func newTopicIDs() *topicIDs {
+	return &topicIDs{seen: make(map[string][]wire.TopicID), sizes: make(map[string]int)}
+}
+
+// opened notes how many partitions a topic has when the source is opened.
+func (t *topicIDs) opened(topic string, partitions int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sizes[topic] = partitions
+}
+
+// added tells whether a partition was added since. All of it was written since, too.
+func (t *topicIDs) added(tp topicPartition) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	size, ok := t.sizes[tp.topic]
+	return ok && int(tp.id) >= size
+}
 
 // see is told what the cluster says. It tells whether the topic was created
 // anew. A broker that lags behind and still tells an old id is no re-creation.
