@@ -42,7 +42,7 @@ func TestUncleanElection(t *testing.T) { //nolint:paralleltest // It breaks the 
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		p, err := kafka.OpenPublisher(ctx, cluster.Brokers, tp.name, &kafka.PublisherConfig{Logger: log})
+		p, err := kafka.OpenPublisher(ctx, cluster.Brokers, tp.name, &kafka.PublisherConfig{PublishTimeout: time.Minute, Logger: log})
 		if err != nil {
 			t.Fatal(err)
 		}

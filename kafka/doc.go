@@ -35,12 +35,12 @@
 //
 // # Writing
 //
-// [Publisher] writes messages to a topic and waits until they are confirmed: dead
-// letters, what handlers send on, tests.
+// [Publisher] writes messages to a topic, at least once, and waits until they are
+// confirmed: dead letters, what handlers send on, tests.
 //
 // # The client library
 //
-// Group membership is kafka-go's ConsumerGroup; records are read by this
-// package's own code, because the readers of the library hand out aborted
-// records and can stall on compacted batches.
+// Group membership is kafka-go's ConsumerGroup, and writing is its Writer; records
+// are read by this package's own code, because the readers of the library hand out
+// aborted records and can stall on compacted batches.
 package kafka

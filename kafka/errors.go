@@ -18,11 +18,12 @@ var (
 	ErrForbidden = errors.New("permission is missing")
 
 	// ErrTooLarge is returned by Publish when a message is larger than
-	// PublisherConfig.MaxMessageBytes or than the topic allows. The error names the
-	// message by its place in the call, and its size.
+	// PublisherConfig.MaxMessageBytes (the error names it by its place in the call),
+	// or when messages that traveled together are larger than the topic allows.
 	ErrTooLarge = errors.New("message is too large")
 
-	// ErrPublisherClosed is returned by Publish after Publisher.Close.
+	// ErrPublisherClosed is returned by Publish after Publisher.Close, and by calls
+	// that Close cut off.
 	ErrPublisherClosed = errors.New("publisher is closed")
 )
 

@@ -101,7 +101,7 @@ func ExampleOpenPublisher() {
 	}
 	// Output:
 	// <nil>
-	// kafka: publish: message 0: message is too large: it has 5072 bytes, PublisherConfig.MaxMessageBytes allows 1000 true
+	// kafka: publish: message 0: message is too large: PublisherConfig.MaxMessageBytes allows 1000 bytes true
 }
 
 // What is wrong with the arguments is said before any broker is asked.

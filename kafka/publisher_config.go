@@ -8,13 +8,13 @@ import (
 	"net"
 	"time"
 
-	"github.com/segmentio/kafka-go/compress"
+	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
 // The defaults of PublisherConfig that differ from those of Config.
 const (
 	defaultPublishTimeout  = 30 * time.Second
-	defaultMaxMessageBytes = 1 << 20
+	defaultMaxMessageBytes = 1_000_000
 )
 
 // PublisherConfig configures a Publisher. A nil *PublisherConfig means all
@@ -48,28 +48,28 @@ type PublisherConfig struct {
 	// what the brokers may take to replicate. Default 10 s. Negative is an error.
 	RequestTimeout time.Duration
 
-	// PublishTimeout bounds Publish when its context has no deadline: what fails
-	// for reasons that may pass is tried again for that long. Default 30 s.
-	// Negative is an error.
+	// PublishTimeout bounds Publish, as its context does: what fails for reasons that
+	// may pass is tried again for so long. Default 30 s. Negative is an error.
 	PublishTimeout time.Duration
 
 	// CloseTimeout bounds Publisher.Close when its context has no deadline. Default
 	// 10 s. Negative is an error.
 	CloseTimeout time.Duration
 
-	// MaxBackoff caps the time between attempts; it grows from 100 ms by doubling,
-	// with jitter. Default 5 s. At least 100 ms; negative is an error.
+	// MaxBackoff caps the time between attempts; it grows from 100 ms. Default 5 s.
+	// At least 100 ms; negative is an error.
 	MaxBackoff time.Duration
 
 	// MaxMessageBytes is how large a message may be as it travels, uncompressed:
-	// key, body, headers, and some 70 bytes around them. A request is not larger
-	// than that per partition either. Default 1 MiB, about what brokers take unless
-	// configured (message.max.bytes, and max.message.bytes of the topic, which
-	// count after compression). At most 512 MiB; negative is an error.
+	// key, body, headers, and 22 bytes around them; and how large the messages that
+	// travel together. The topic must allow 100 bytes more (max.message.bytes, after
+	// compression): when it does not, it may refuse together what it takes one by
+	// one. Default 1,000,000, which suits topics that are not configured. At most
+	// 512 MiB; negative is an error.
 	MaxMessageBytes int
 
-	// Compression is how messages are compressed, together with the others of the
-	// same partition in a call. Default CompressionNone.
+	// Compression is how messages that travel together are compressed. Default
+	// CompressionNone.
 	Compression Compression
 
 	// Logger gets the events that a person should see; never keys or bodies.
@@ -80,7 +80,7 @@ type PublisherConfig struct {
 // Compression is how a Publisher compresses.
 type Compression int
 
-// The codecs.
+// The codecs, by the numbers that Kafka gives them.
 const (
 	CompressionNone Compression = iota
 	CompressionGzip
@@ -88,11 +88,6 @@ const (
 	CompressionLz4
 	CompressionZstd
 )
-
-var codecs = map[Compression]compress.Compression{
-	CompressionNone: compress.None, CompressionGzip: compress.Gzip, CompressionSnappy: compress.Snappy,
-	CompressionLz4: compress.Lz4, CompressionZstd: compress.Zstd,
-}
 
 // ForPublisher returns a PublisherConfig that connects, logs in, waits and logs as
 // a Source with this Config does. A nil *Config gives the defaults.
@@ -134,6 +129,14 @@ func (c *PublisherConfig) withDefaults() *PublisherConfig {
 	return &d
 }
 
+// wire returns what a dialer needs.
+func (c *PublisherConfig) wire() wire.Options {
+	return wire.Options{
+		ClientID: c.ClientID, TLS: c.TLS, Mechanism: c.SASL.mechanism(), Dial: c.Dial,
+		DialTimeout: c.DialTimeout, RequestTimeout: c.RequestTimeout,
+	}
+}
+
 // validate checks a configuration that has its defaults.
 func (c *PublisherConfig) validate() error {
 	const most = 512 << 20
@@ -149,7 +152,7 @@ func (c *PublisherConfig) validate() error {
 	if c.MaxMessageBytes < 1 || c.MaxMessageBytes > most {
 		return configError("MaxMessageBytes", c.MaxMessageBytes, fmt.Sprintf("must be from 1 to %d", most))
 	}
-	if _, ok := codecs[c.Compression]; !ok {
+	if c.Compression < CompressionNone || c.Compression > CompressionZstd {
 		return configError("Compression", int(c.Compression), "is not one of the Compression constants")
 	}
 	return c.SASL.validate()

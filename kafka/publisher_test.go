@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -94,6 +95,9 @@ func TestPublish(t *testing.T) {
 			var used atomic.Int32
 			c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
 				c.KeepControl()
+				if acks := req.(*kmsg.ProduceRequest).Acks; acks != -1 {
+					t.Errorf("acks = %d, want those of all in-sync replicas", acks)
+				}
 				var batch kmsg.RecordBatch
 				if err := batch.ReadFrom(req.(*kmsg.ProduceRequest).Topics[0].Partitions[0].Records); err != nil {
 					t.Error(err)
@@ -189,8 +193,8 @@ func TestMurmur2(t *testing.T) {
 	}
 }
 
-// Many messages make many requests: nothing is lost, order is kept, and those
-// without a key stay together.
+// Many messages make many requests: nothing is lost and order is kept, also when
+// brokers ask for another attempt.
 func TestPublishOrder(t *testing.T) {
 	t.Parallel()
 	const n = 3000
@@ -212,7 +216,6 @@ func TestPublishOrder(t *testing.T) {
 		t.Errorf("%d faults were met", fault.Hits())
 	}
 	last := make(map[int32]int)
-	keyless := make(map[int32]bool)
 	seen := make(map[string]bool)
 	for _, r := range consume(t, c, n) {
 		var i int
@@ -224,12 +227,9 @@ func TestPublishOrder(t *testing.T) {
 		}
 		last[r.Partition] = i
 		seen[string(r.Value)] = true
-		if r.Key == nil {
-			keyless[r.Partition] = true
-		}
 	}
-	if len(seen) != n || len(keyless) != 1 {
-		t.Errorf("%d messages, those without a key in %d partitions", len(seen), len(keyless))
+	if len(seen) != n {
+		t.Errorf("%d messages", len(seen))
 	}
 }
 
@@ -242,32 +242,77 @@ func TestPublishTooLarge(t *testing.T) {
 	cfg := quickPublisher(t)
 	cfg.MaxMessageBytes = 20_000
 	p := openPublisher(t, c, cfg)
-	small := func() *broker.Message { return &broker.Message{Body: make([]byte, 1000)} }
+	small := func() *broker.Message { return &broker.Message{Key: []byte("A1"), Body: make([]byte, 1000)} }
 
 	err := p.Publish(t.Context(), small(), &broker.Message{Body: make([]byte, 20_000)})
-	if !errors.Is(err, ErrTooLarge) || !strings.Contains(err.Error(), "message 1: message is too large: it has 20") ||
-		!strings.Contains(err.Error(), "MaxMessageBytes allows 20000") {
+	if !errors.Is(err, ErrTooLarge) || err.Error() != "kafka: publish: message 1: message is too large: PublisherConfig.MaxMessageBytes allows 20000 bytes" {
 		t.Errorf("got %v, want that it is too large", err)
 	}
-	// The topic's own limit is met by one message, not by those beside it, though
-	// they were in one batch.
-	messages := []*broker.Message{small(), small(), small(), small(), small(), small(), {Body: make([]byte, 6000)}, small(), small()}
-	err = p.Publish(t.Context(), messages...)
+	// The topic's own limit: the broker refuses what comes together.
+	err = p.Publish(t.Context(), small(), small(), &broker.Message{Key: []byte("A1"), Body: make([]byte, 6000)})
 	var failed *PublishError
-	if !errors.As(err, &failed) || !slices.Equal(failed.Failed, []int{6}) || failed.Of != 9 || failed.Topic != "orders" ||
+	if !errors.As(err, &failed) || !slices.Equal(failed.Failed, []int{0, 1, 2}) || failed.Of != 3 || failed.Topic != "orders" ||
 		!errors.Is(err, ErrTooLarge) || !errors.Is(err, kafkago.MessageSizeTooLarge) ||
-		!strings.Contains(err.Error(), `kafka: publish to "orders": 1 of 9 messages are not confirmed: message 6: message is too large: it has 60`) {
-		t.Errorf("got %v, want that message 6 is too large", err)
+		!strings.Contains(err.Error(), `kafka: publish to "orders": 3 of 3 messages are not confirmed: message is too large for the topic`) {
+		t.Errorf("got %v, want that it is too large", err)
 	}
-	if got := consume(t, c, 8); len(got) != 8 {
-		t.Errorf("%d records, want the other 8", len(got))
+	publish(t, p, small())
+	if got := consume(t, c, 1); len(got) != 1 || len(got[0].Value) != 1000 {
+		t.Errorf("%d records, want the last", len(got))
 	}
 }
 
-// What is refused for good does not stop the others, and is not tried for ever.
+// The attempts last as long as a call may.
+func TestPublishAttempts(t *testing.T) {
+	t.Parallel()
+	for _, within := range []time.Duration{time.Millisecond, 30 * time.Second, 24 * time.Hour} {
+		for _, most := range []time.Duration{minBackoff, 250 * time.Millisecond, 5 * time.Second, 24 * time.Hour} {
+			n := attempts(within, most)
+			var waits time.Duration
+			for i := 1; i < n; i++ {
+				waits += min(time.Duration(i*i)*minBackoff, most)
+			}
+			if n > 100_000 || waits < min(within, 100_000*minBackoff-minBackoff) {
+				t.Errorf("%d attempts last %v, want %v", n, waits, within)
+			}
+		}
+	}
+}
+
+// What is as large as MaxMessageBytes allows by default, alone and together, fits
+// in a topic that is not configured.
+func TestPublishDefaultSize(t *testing.T) {
+	t.Parallel()
+	const brokersDefault = 1<<20 + 12
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	p := openPublisher(t, c, quickPublisher(t))
+	var most atomic.Int64
+	c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		most.Store(max(most.Load(), int64(len(req.(*kmsg.ProduceRequest).Topics[0].Partitions[0].Records))))
+		return nil, nil, false
+	})
+	publish(t, p, &broker.Message{Body: make([]byte, 1_000_000-23)})
+	for _, size := range []int{1, 100, 10_000, 100_000} {
+		var messages []*broker.Message
+		for i := range min(200, 2_000_000/size) {
+			messages = append(messages, &broker.Message{Body: make([]byte, size), Time: time.UnixMilli(int64(1 + i%2*1_750_000_000_000)), Headers: broker.Headers{{Name: "a"}}})
+		}
+		publish(t, p, messages...)
+	}
+	if got := most.Load(); got < 1_000_000 || got > brokersDefault {
+		t.Errorf("a batch had %d bytes", got)
+	}
+	if err := p.Publish(t.Context(), &broker.Message{Body: make([]byte, 1_000_000)}); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("got %v, want that it is too large", err)
+	}
+}
+
+// What is refused for good does not stop other partitions, and is not tried for
+// ever.
 func TestPublishRefused(t *testing.T) {
 	t.Parallel()
-	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	c := newFake(t, kfake.SeedTopics(2, "orders"))
 	p := openPublisher(t, c, quickPublisher(t))
 	bad := []byte("not this one")
 	c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
@@ -278,20 +323,38 @@ func TestPublishRefused(t *testing.T) {
 		}
 		res := req.ResponseKind().(*kmsg.ProduceResponse)
 		a := kmsg.NewProduceResponseTopicPartition()
+		a.Partition = part.Partition
 		a.ErrorCode, a.ErrorMessage = kerr.InvalidRecord.Code, kmsg.StringPtr("a rule of the broker")
 		topic := kmsg.NewProduceResponseTopic()
 		topic.Topic, topic.Partitions = "orders", append(topic.Partitions, a)
 		res.Topics = append(res.Topics, topic)
 		return res, nil, true
 	})
-	err := p.Publish(t.Context(), &broker.Message{Body: []byte("0")}, &broker.Message{Body: bad}, &broker.Message{Body: []byte("2")})
+	one, other := keysOfTwo(t)
+	err := p.Publish(t.Context(), &broker.Message{Key: one, Body: []byte("0")}, &broker.Message{Key: other, Body: bad},
+		&broker.Message{Key: one, Body: []byte("2")}, &broker.Message{Key: other, Body: []byte("beside the bad one")})
 	var failed *PublishError
-	if !errors.As(err, &failed) || !slices.Equal(failed.Failed, []int{1}) || !strings.Contains(err.Error(), "message 1: a rule of the broker") {
-		t.Errorf("got %v, want that message 1 is refused", err)
+	if !errors.As(err, &failed) || !slices.Equal(failed.Failed, []int{1, 3}) || !strings.Contains(err.Error(), "a rule of the broker") {
+		t.Errorf("got %v, want that messages 1 and 3 are refused", err)
 	}
 	if got := consume(t, c, 2); string(got[0].Value) != "0" || string(got[1].Value) != "2" {
 		t.Errorf("got %q, %q", got[0].Value, got[1].Value)
 	}
+}
+
+// keysOfTwo returns keys that are in different partitions of two.
+func keysOfTwo(t *testing.T) (one, other []byte) {
+	t.Helper()
+	in := func(key string) int {
+		return kafkago.Murmur2Balancer{}.Balance(kafkago.Message{Key: []byte(key)}, 0, 1)
+	}
+	for i := range 100 {
+		if key := fmt.Sprint(i); in(key) != in("one") {
+			return []byte("one"), []byte(key)
+		}
+	}
+	t.Fatal("all keys are in one partition")
+	return nil, nil
 }
 
 func TestOpenPublisherErrors(t *testing.T) {
@@ -331,7 +394,7 @@ func TestOpenPublisherErrors(t *testing.T) {
 	d := (*PublisherConfig)(nil).withDefaults()
 	if err := d.validate(); err != nil || d.ClientID != "ackafter" || d.DialTimeout != 5*time.Second || d.RequestTimeout != 10*time.Second ||
 		d.PublishTimeout != 30*time.Second || d.CloseTimeout != 10*time.Second || d.MaxBackoff != 5*time.Second ||
-		d.MaxMessageBytes != 1<<20 || d.Compression != CompressionNone || d.Dial == nil || d.Logger == nil {
+		d.MaxMessageBytes != 1_000_000 || d.Compression != CompressionNone || d.Dial == nil || d.Logger == nil {
 		t.Errorf("a default differs from its comment: %+v, %v", d, err)
 	}
 	cfg := quick(t)
@@ -383,6 +446,32 @@ func TestPublisherPermissions(t *testing.T) {
 	}
 }
 
+// A login that gets no answer is given up, and what comes behind it goes on.
+func TestPublisherLoginHangs(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"), kfake.EnableSASL(), kfake.Superuser("PLAIN", "user", "secret"))
+	release := make(chan struct{})
+	defer close(release)
+	var logins, asked atomic.Int32
+	c.ControlKey(int16(kmsg.SASLHandshake), func(kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if logins.Add(1) == 2 { // after that of the check, the writer's first
+			c.SleepControl(func() { <-release })
+		}
+		return nil, nil, false
+	})
+	cfg := quickPublisher(t)
+	cfg.DialTimeout = 300 * time.Millisecond
+	cfg.SASL = &SASL{Mechanism: SASLPlain, Credentials: func(context.Context) (string, string, error) {
+		asked.Add(1)
+		return "user", "secret", nil
+	}}
+	publish(t, openPublisher(t, c, cfg), &broker.Message{})
+	if logins.Load() < 3 || asked.Load() < logins.Load()-1 {
+		t.Errorf("%d logins, credentials were asked for %d times", logins.Load(), asked.Load())
+	}
+}
+
 // The permission is taken away while the publisher is open.
 func TestPublishForbidden(t *testing.T) {
 	t.Parallel()
@@ -421,7 +510,7 @@ func TestPublishWhileLeadersMove(t *testing.T) {
 	c := newFake(t, kfake.NumBrokers(3), kfake.SeedTopics(3, "orders"))
 	network := &cuttable{}
 	cfg := quickPublisher(t)
-	cfg.Dial, cfg.RequestTimeout = network.dial, 2*time.Second
+	cfg.Dial, cfg.RequestTimeout, cfg.PublishTimeout = network.dial, 2*time.Second, 2*time.Minute
 	p := openPublisher(t, c, cfg)
 	var wg sync.WaitGroup
 	for worker := range 4 {
@@ -439,12 +528,17 @@ func TestPublishWhileLeadersMove(t *testing.T) {
 		wg.Wait()
 		close(ended)
 	}()
+	// Not all the time: to find a leader again takes the library up to 6 s.
+	moves, cuts := time.NewTimer(50*time.Millisecond), time.NewTicker(70*time.Millisecond)
+	defer moves.Stop()
+	defer cuts.Stop()
 	for moving := true; moving; {
 		select {
 		case <-ended:
 			moving = false
-		case <-time.After(20 * time.Millisecond):
+		case <-moves.C:
 			c.ShufflePartitionLeaders()
+		case <-cuts.C:
 			network.cut()
 			if err := network.restore(); err != nil {
 				t.Error(err)
@@ -463,6 +557,55 @@ func TestPublishWhileLeadersMove(t *testing.T) {
 	if len(seen) != n {
 		t.Errorf("%d of %d messages arrived", len(seen), n)
 	}
+}
+
+// A partition without a leader gets its messages when it has one again. The
+// writer alone would give up at once.
+func TestPublishWithoutLeader(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	p := openPublisher(t, c, quickPublisher(t))
+	var elected atomic.Bool
+	c.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		if elected.Load() {
+			return nil, nil, false
+		}
+		return withoutLeader(c, req), nil, true
+	})
+	client := kafkago.Client{Addr: p.writer.Addr, Transport: p.transport}
+	eventually(t, "the leader is gone", func() bool {
+		res, err := client.Metadata(t.Context(), &kafkago.MetadataRequest{Topics: []string{"orders"}})
+		return err == nil && res.Topics[0].Partitions[0].Error != nil
+	})
+	published := make(chan error, 1)
+	go func() { published <- p.Publish(t.Context(), &broker.Message{Body: []byte("late")}) }()
+	eventually(t, "an attempt fails", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.failure != nil
+	})
+	elected.Store(true)
+	if err := <-published; err != nil {
+		t.Fatal(err)
+	}
+	if got := consume(t, c, 1); string(got[0].Value) != "late" {
+		t.Errorf("got %q", got[0].Value)
+	}
+}
+
+// withoutLeader is the answer of a cluster whose topic has no leader.
+func withoutLeader(c *kfake.Cluster, req kmsg.Request) kmsg.Response {
+	res := req.ResponseKind().(*kmsg.MetadataResponse)
+	at := netip.MustParseAddrPort(c.ListenAddrs()[0])
+	b := kmsg.NewMetadataResponseBroker()
+	b.Host, b.Port = at.Addr().String(), int32(at.Port())
+	part := kmsg.NewMetadataResponseTopicPartition()
+	part.Leader, part.ErrorCode = -1, kerr.LeaderNotAvailable.Code
+	topic := kmsg.NewMetadataResponseTopic()
+	topic.Topic, topic.Partitions = kmsg.StringPtr("orders"), append(topic.Partitions, part)
+	res.Brokers, res.Topics = append(res.Brokers, b), append(res.Topics, topic)
+	return res
 }
 
 // Nothing answers: every call ends in its time and says why, and it is logged
@@ -511,7 +654,7 @@ func TestPublishDeadlines(t *testing.T) {
 	}
 	hole.Store(false)
 	publish(t, p, &broker.Message{Body: []byte("1")})
-	if logged(log, "failed, trying again") != 1 || logged(log, "works again") != 1 {
+	if logged(log, "an attempt to publish failed") != 1 {
 		t.Errorf("the log is %s", log)
 	}
 }
@@ -519,34 +662,22 @@ func TestPublishDeadlines(t *testing.T) {
 func TestPublisherClose(t *testing.T) {
 	t.Parallel()
 	c := newFake(t, kfake.SeedTopics(1, "orders"))
-	var hole atomic.Bool
-	cfg := quickPublisher(t)
-	cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, address)
-		return &holed{conn, &hole}, err
-	}
-	p := openPublisher(t, c, cfg)
+	p := openPublisher(t, c, quickPublisher(t))
 	publish(t, p, &broker.Message{})
 	if err := p.Publish(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "message 0 is nil") {
 		t.Errorf("got %v, want that it is nil", err)
 	}
-	hole.Store(true)
-	cut := make(chan error, 1)
 	writing := make(chan struct{})
-	go func() {
+	release := make(chan struct{})
+	defer close(release)
+	c.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
 		close(writing)
-		cut <- p.Publish(t.Context(), &broker.Message{})
-	}()
-	<-writing
-	eventually(t, "it is written", func() bool {
-		select { // the line is in use
-		case token := <-p.line(c.ListenAddrs()[0]).turn:
-			p.line(c.ListenAddrs()[0]).turn <- token
-			return false
-		default:
-			return true
-		}
+		c.SleepControl(func() { <-release })
+		return nil, nil, false
 	})
+	cut := make(chan error, 1)
+	go func() { cut <- p.Publish(t.Context(), &broker.Message{}) }()
+	<-writing
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	began := time.Now()
@@ -556,7 +687,8 @@ func TestPublisherClose(t *testing.T) {
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("close took %v", took)
 	}
-	if err := <-cut; !errors.Is(err, ErrPublisherClosed) {
+	var failed *PublishError
+	if err := <-cut; !errors.Is(err, ErrPublisherClosed) || !errors.As(err, &failed) || len(failed.Failed) != 1 {
 		t.Errorf("the call that was cut off: got %v, want ErrPublisherClosed", err)
 	}
 	if err := p.Close(t.Context()); err != nil {
@@ -567,28 +699,5 @@ func TestPublisherClose(t *testing.T) {
 	}
 	if n := p.dialer.Open(); n != 0 {
 		t.Errorf("%d connections are open", n)
-	}
-}
-
-// The size that is computed is the one that travels.
-func TestPublishedSize(t *testing.T) {
-	t.Parallel()
-	c := newFake(t, kfake.SeedTopics(1, "orders"))
-	p := openPublisher(t, c, quickPublisher(t))
-	var got atomic.Int64
-	c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
-		c.KeepControl()
-		got.Store(int64(len(req.(*kmsg.ProduceRequest).Topics[0].Partitions[0].Records)))
-		return nil, nil, false
-	})
-	for i, m := range []*broker.Message{
-		{}, {Key: []byte{}, Body: []byte{}}, {Body: make([]byte, 63)}, {Body: make([]byte, 64)}, {Body: make([]byte, 8191)}, {Body: make([]byte, 8192)},
-		{Key: make([]byte, 100), Body: make([]byte, 100_000), Headers: broker.Headers{{Name: "a", Value: make([]byte, 200)}, {Name: "b"}}},
-	} {
-		publish(t, p, m)
-		// A missing key or body takes as much as an empty one.
-		if want := publishedSize(m); got.Load() != int64(want) {
-			t.Errorf("message %d has %d bytes, computed %d", i, got.Load(), want)
-		}
 	}
 }

@@ -172,7 +172,6 @@ func newVersions(r *apiversions.Response) versions {
 // stay at version 0: of the later ones it reads the throttle time as the error,
 // so that every answer passes for success.
 var libraryMax = map[protocol.ApiKey]int16{
-	protocol.Produce:          8,
 	protocol.Metadata:         8,
 	protocol.ListOffsets:      5,
 	protocol.OffsetCommit:     7,

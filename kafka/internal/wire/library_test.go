@@ -12,7 +12,6 @@ import (
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/offsetcommit"
 	"github.com/segmentio/kafka-go/protocol/offsetfetch"
-	"github.com/segmentio/kafka-go/protocol/produce"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
@@ -41,9 +40,6 @@ func TestLibraryReadsErrors(t *testing.T) {
 		{protocol.ListOffsets, 1, &kmsg.ListOffsetsResponse{ThrottleMillis: throttle, Topics: []kmsg.ListOffsetsResponseTopic{{
 			Topic: "orders", Partitions: []kmsg.ListOffsetsResponseTopicPartition{{Partition: 3, ErrorCode: code, Offset: 7}},
 		}}}, func(m protocol.Message) int16 { return m.(*listoffsets.Response).Topics[0].Partitions[0].ErrorCode }},
-		{protocol.Produce, 3, &kmsg.ProduceResponse{ThrottleMillis: throttle, Topics: []kmsg.ProduceResponseTopic{{
-			Topic: "orders", Partitions: []kmsg.ProduceResponseTopicPartition{{Partition: 3, ErrorCode: code, BaseOffset: 7}},
-		}}}, func(m protocol.Message) int16 { return m.(*produce.Response).Topics[0].Partitions[0].ErrorCode }},
 	} {
 		for version := tc.from; version <= libraryMax[tc.key]; version++ {
 			tc.res.SetVersion(version)
