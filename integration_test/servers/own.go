@@ -50,6 +50,20 @@ func OwnKafka(t testing.TB) *Own {
 	return startOwn(t, &Own{server: kafka, pidFile: "kafka.pid", signal: syscall.SIGKILL}, "kafka", "kafka-controller")
 }
 
+// OwnRabbitMQ starts a RabbitMQ server; the second result is what [RabbitMQ] would
+// say of it.
+func OwnRabbitMQ(t testing.TB) (*Own, *RabbitMQServer) {
+	t.Helper()
+	o := startOwn(t, &Own{server: rabbitMQ, pidFile: "rabbitmq.pid", signal: syscall.SIGKILL},
+		"rabbitmq", "rabbitmq-management", "rabbitmq-dist", "rabbitmq-epmd")
+	lines, err := o.run(t.Context(), "env")
+	management, ok := parseExport(lines, EnvRabbitMQManagement)
+	if err != nil || !ok {
+		t.Fatalf("servers: a rabbitmq of its own: no address of its management: %v", err)
+	}
+	return o, &RabbitMQServer{URL: o.Address, Management: management}
+}
+
 // ownMu makes one start at a time: they share what is downloaded.
 var ownMu sync.Mutex
 
