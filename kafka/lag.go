@@ -56,7 +56,7 @@ func (m *lagMeter) run(ctx context.Context) {
 }
 
 // refresh asks the leaders, all at once, for the ends that no fetch has told for
-// an interval.
+// half an interval, so that none is older than an interval when it is told.
 func (m *lagMeter) refresh(ctx context.Context) error {
 	type answer struct {
 		address string
@@ -65,7 +65,7 @@ func (m *lagMeter) refresh(ctx context.Context) error {
 	}
 	var failed error
 	asked := make(map[string][]*partition)
-	for _, p := range m.ledger.staleEnds(time.Now().Add(-m.cfg.LagInterval)) {
+	for _, p := range m.ledger.staleEnds(time.Now().Add(-m.cfg.LagInterval / 2)) {
 		address, err := m.cluster.leader(ctx, p.topicPartition, m.stale)
 		if err != nil {
 			failed = err

@@ -89,7 +89,7 @@ func TestLagWhilePaused(t *testing.T) {
 	}
 	events := newSpy()
 	cfg := quick(t)
-	cfg.Hooks, cfg.MaxAhead, cfg.LagInterval, cfg.FetchWait = []Hook{events}, 1, 200*time.Millisecond, 10*time.Millisecond
+	cfg.Hooks, cfg.MaxAhead, cfg.LagInterval, cfg.FetchWait = []Hook{events}, 1, 600*time.Millisecond, 10*time.Millisecond
 	s := openSource(t, c, []string{"orders"}, cfg)
 	ds := receive(t, s, 2) // one of each; no room for more
 	for id := range int32(2) {
@@ -119,7 +119,8 @@ func TestLagWhilePaused(t *testing.T) {
 	for range 3 {
 		awaitLag(t, events, 0, "another interval", func(LagEvent) bool { return true })
 	}
-	if n := requests.Load(); n < 2 || asked.Load() != 2*n {
+	// At first the fetches before the pause may have told the end of one of them.
+	if n := requests.Load(); n < 2 || asked.Load() < 2*n-1 {
 		t.Errorf("%d requests for %d partitions, want both in each", n, asked.Load())
 	}
 	for id := range int32(2) { // and it goes on where it was
