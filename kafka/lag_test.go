@@ -92,6 +92,7 @@ func TestLagWhilePaused(t *testing.T) {
 	cfg.Hooks, cfg.MaxAhead, cfg.LagInterval, cfg.FetchWait = []Hook{events}, 1, 600*time.Millisecond, 10*time.Millisecond
 	s := openSource(t, c, []string{"orders"}, cfg)
 	ds := receive(t, s, 2) // one of each; no room for more
+	awaitLag(t, events, 2, "the third one is fetched, too", func(e LagEvent) bool { return e.End == 0 })
 	for id := range int32(2) {
 		produce(t, p, numbered("orders", id, 8)...)
 	}
