@@ -179,6 +179,9 @@ func (f *fetcher) begin(ctx context.Context) error {
 	}
 	f.ledger.begin(f.part, offset, committed, note)
 	f.ledger.setEpoch(f.part, f.epoch)
+	if !f.ours {
+		f.ledger.renote(f.part) // so that a re-creation shows, even if nothing is ever done here
+	}
 	f.started, f.checked = true, f.epoch < 0
 	return nil
 }

@@ -46,6 +46,27 @@ func TestDeletedTopicStaysDeleted(t *testing.T) {
 	ack(t, receive(t, s, 1)...)
 }
 
+// case K5: the group's offset was set by a tool, which notes no topic. It gets its
+// note before anything is handled, so that a topic that is created anew with more
+// partitions shows, which makes the group rebalance at the same time.
+func TestOffsetsOfOthersAreNoted(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	produce(t, producer(t, c), numbered("orders", 0, 5)...)
+	commitOffset(t, c, 5)
+	cfg := quick(t)
+	cfg.OnReset = ResetRestart
+	s := openSource(t, c, []string{"orders"}, cfg)
+	noted := func() string { return c.GroupInfo("billing").Commits["orders"][0].Metadata }
+	eventually(t, "the offset has its note", func() bool { return noted() == s.ids.note("orders") })
+	if o := committed(c, "orders", 0); o != 5 {
+		t.Errorf("committed %d, want 5 as before", o)
+	}
+	if st := s.Stats().Partitions[0]; st.Committed != 5 || st.Lag > 0 {
+		t.Errorf("stats are %+v", st)
+	}
+}
+
 // What was done of a topic that is gone cannot be committed: neither a rebalance
 // nor Close may wait for that.
 func TestDeletedTopicIsNotCommitted(t *testing.T) {

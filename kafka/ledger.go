@@ -75,6 +75,7 @@ type partition struct {
 	trouble   error         // what keeps it from being fetched
 	paused    bool
 	gone      bool // its topic was deleted: nobody takes its offsets
+	unnoted   bool // the committed offset lacks the run's note
 }
 
 // run is a stretch of a partition in which offsets only grow. It ends with the
@@ -136,7 +137,7 @@ func (l *ledger) begin(p *partition, offset, committed int64, note string) {
 	}
 	p.run = newRun(note)
 	p.tracker = newTracker(offset)
-	p.committed = committed
+	p.committed, p.unnoted = committed, false
 	p.epoch, p.end, p.endAt = -1, -1, time.Time{}
 	if committed != offset {
 		l.kick()
@@ -150,6 +151,17 @@ func (l *ledger) setEpoch(p *partition, epoch int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p.epoch = epoch
+}
+
+// renote commits the partition's offset once more, with the run's note: it was set
+// by somebody else, who has left none.
+func (l *ledger) renote(p *partition) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p.run != nil && p.run.note != "" {
+		p.unnoted = true
+		l.kick()
+	}
 }
 
 // add takes in what was fetched; next is where to fetch from next.
@@ -466,7 +478,7 @@ func (l *ledger) uncommitted() []commitItem {
 		if p.run == nil || p.gone {
 			continue
 		}
-		if offset := p.tracker.committable(); offset != p.committed {
+		if offset := p.tracker.committable(); offset != p.committed || p.unnoted {
 			items = append(items, commitItem{part: p, run: p.run, offset: offset, epoch: p.epoch})
 		}
 	}
@@ -479,7 +491,7 @@ func (l *ledger) wasCommitted(items []commitItem) {
 	defer l.mu.Unlock()
 	for _, it := range items {
 		if it.err == nil && it.run == it.part.run {
-			it.part.committed = it.offset
+			it.part.committed, it.part.unnoted = it.offset, false
 		}
 	}
 }
