@@ -259,7 +259,7 @@ func (l *ledger) take(limit int) ([]*broker.Delivery, time.Time) {
 func (l *ledger) fresh(p *partition) (*lane, *record) {
 	for len(p.queue) > 0 {
 		r := p.queue[0]
-		if l.maxAhead > 0 && p.tracker.ahead(r.seq) >= l.maxAhead {
+		if l.tooFarAhead(p) {
 			return nil, nil
 		}
 		p.queue[0] = nil
@@ -275,6 +275,12 @@ func (l *ledger) fresh(p *partition) (*lane, *record) {
 		ln.held = append(ln.held, r) // behind one that was given back
 	}
 	return nil, nil
+}
+
+// tooFarAhead tells whether the next record of the queue must wait for the first
+// one that is not done.
+func (l *ledger) tooFarAhead(p *partition) bool {
+	return l.maxAhead > 0 && len(p.queue) > 0 && p.tracker.ahead(p.queue[0].seq) >= l.maxAhead
 }
 
 // handOut makes a delivery of a record that waits no more.
@@ -310,8 +316,12 @@ func (l *ledger) ack(r *record) error {
 	if err := l.settle(r); err != nil {
 		return err
 	}
+	held := l.tooFarAhead(r.part)
 	r.part.tracker.done(r.seq)
 	r.part.makeRoom()
+	if held && !l.tooFarAhead(r.part) {
+		l.wake() // nothing else may come that would
+	}
 	l.acked++
 	if l.commitCount > 0 && l.acked >= l.commitCount {
 		l.acked = 0

@@ -219,7 +219,11 @@ func TestLedgerMaxAhead(t *testing.T) {
 	}
 	d.settle(ds[1].Ack(t.Context()))
 	d.expect(d.offers(10))
+	d.wakes = 0
 	d.settle(ds[0].Ack(t.Context()))
+	if d.wakes != 1 {
+		t.Errorf("who waits for something to take was woken %d times, want once", d.wakes)
+	}
 	select {
 	case <-d.partitions[0].room:
 	default:

@@ -126,6 +126,32 @@ func TestCommitErrorIsRetried(t *testing.T) {
 	eventually(t, "healthy again", func() bool { return s.Health() == nil })
 }
 
+// case K1: one record takes long, and more records than may be done ahead of it were
+// fetched. When it is done the rest must come, though nothing new is written.
+func TestMaxAheadGoesOn(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	produce(t, producer(t, c), numbered("orders", 0, 20)...)
+	cfg := quick(t)
+	cfg.MaxAhead = 5
+	s := openSource(t, c, []string{"orders"}, cfg)
+	ds := receive(t, s, 5)
+	ack(t, ds[1:]...)
+	receiveNothing(t, s)
+	acked := make(chan error)
+	go func() {
+		<-time.After(50 * time.Millisecond) // Receive waits by then
+		acked <- ds[0].Ack(t.Context())
+	}()
+	for range 3 {
+		ack(t, receive(t, s, 5)...)
+	}
+	if err := <-acked; err != nil {
+		t.Error(err)
+	}
+	awaitCommitted(t, c, "orders", 0, 20)
+}
+
 // case K3
 func TestQuietPartition(t *testing.T) {
 	t.Parallel()
