@@ -43,19 +43,19 @@ func book(ctx context.Context, tx pgx.Tx, m *inbox.Message, e event) error {
 	if e.Amount < 0 {
 		return inbox.Permanent(errors.New("amount is negative"))
 	}
-	_, err := tx.Exec(ctx, `insert into bookings (order_id, event_type, amount, source, source_offset) values ($1, $2, $3, $4, $5)`,
-		e.OrderID, e.EventType, e.Amount, m.Source, m.Position.Offset)
+	_, err := tx.Exec(ctx, `insert into bookings (order_id, event_type, amount, source, message_id) values ($1, $2, $3, $4, $5)`,
+		e.OrderID, e.EventType, e.Amount, m.Source, m.ID)
 	return err
 }
 
 const schema = `create table if not exists bookings (
-	id            bigint generated always as identity primary key,
-	order_id      text        not null,
-	event_type    text        not null,
-	amount        bigint      not null,
-	source        text        not null,
-	source_offset bigint      not null,
-	booked_at     timestamptz not null default now()
+	id         bigint generated always as identity primary key,
+	order_id   text        not null,
+	event_type text        not null,
+	amount     bigint      not null,
+	source     text        not null,
+	message_id text        not null,
+	booked_at  timestamptz not null default now()
 )`
 
 func main() {
@@ -115,7 +115,7 @@ func run(ctx context.Context) error {
 // makeTable makes the business table; two processes may start at once.
 func makeTable(ctx context.Context, pool *pgxpool.Pool) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock(hashtext('kafka-orders'))"); err != nil {
+		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock(hashtext('bookings'))"); err != nil {
 			return err
 		}
 		_, err := tx.Exec(ctx, schema)

@@ -1,0 +1,137 @@
+// Command rabbitmq-orders is a consumer as a team would write it: it takes order
+// events from a RabbitMQ queue and books each exactly once in PostgreSQL, however
+// often it is delivered or published and whenever the process dies.
+//
+//	createdb shop
+//	ackafter migrate up --database postgres://localhost/shop
+//	rabbitmqadmin declare queue name=orders arguments='{"x-queue-type":"quorum"}'
+//	go run ./examples/rabbitmq-orders -database postgres://localhost/shop -url amqp://guest:guest@localhost:5672/
+//
+// It differs from kafka-orders in where messages come from, and in nothing else: a
+// team that moves from Kafka to RabbitMQ keeps the database and the consumer's name,
+// and what was booked once stays booked once.
+//
+// An event looks like {"orderId":"8f14e45f","eventType":"paid","amount":1999}.
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/ackafter/ackafter/inbox"
+	"github.com/ackafter/ackafter/inbox/inboxpgx"
+	"github.com/ackafter/ackafter/keyfunc"
+	"github.com/ackafter/ackafter/rabbitmq"
+)
+
+// event is the body of a message.
+type event struct {
+	OrderID   string `json:"orderId"`
+	EventType string `json:"eventType"`
+	Amount    int64  `json:"amount"` // in cents
+}
+
+// book is the work: one row an event. There is no unique constraint on it, and
+// no check whether the row is there: the inbox sees to that.
+func book(ctx context.Context, tx pgx.Tx, m *inbox.Message, e event) error {
+	if e.Amount < 0 {
+		return inbox.Permanent(errors.New("amount is negative"))
+	}
+	_, err := tx.Exec(ctx, `insert into bookings (order_id, event_type, amount, source, message_id) values ($1, $2, $3, $4, $5)`,
+		e.OrderID, e.EventType, e.Amount, m.Source, m.ID)
+	return err
+}
+
+const schema = `create table if not exists bookings (
+	id         bigint generated always as identity primary key,
+	order_id   text        not null,
+	event_type text        not null,
+	amount     bigint      not null,
+	source     text        not null,
+	message_id text        not null,
+	booked_at  timestamptz not null default now()
+)`
+
+func main() {
+	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: logLevel()}))
+	slog.SetDefault(log) // Consumer and source log there by default.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		log.Error("rabbitmq-orders ended", slog.Any("error", err))
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	database := flag.String("database", os.Getenv("DATABASE_URL"), "PostgreSQL URL; default $DATABASE_URL")
+	urls := flag.String("url", cmp.Or(os.Getenv("RABBITMQ_URL"), "amqp://guest:guest@localhost:5672/"), "RabbitMQ URLs, separated by commas; default $RABBITMQ_URL")
+	queue := flag.String("queue", "orders", "queue to consume from")
+	name := flag.String("consumer", "billing", "name under which keys are kept; also that of the connection")
+	workers := flag.Int("workers", 4, "transactions at once")
+	batch := flag.Int("batch", 0, "messages in one transaction; 0: the default")
+	flag.Parse()
+
+	poolConfig, err := pgxpool.ParseConfig(*database)
+	if err != nil {
+		return fmt.Errorf("database URL: %w", err)
+	}
+	poolConfig.MaxConns = int32(*workers) + 2 //nolint:gosec // G115: a number of workers that does not fit is refused below.
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer pool.Close()
+	if err := makeTable(ctx, pool); err != nil {
+		return fmt.Errorf("make table: %w", err)
+	}
+
+	store, err := inboxpgx.New(pool)
+	if err != nil {
+		return err
+	}
+	consumer, err := inbox.New(store, *name, keyfunc.JSON("orderId", "eventType"), inbox.JSON(book), &inbox.Config{
+		Workers:   *workers,
+		BatchSize: *batch,
+		Retention: 7 * 24 * time.Hour,
+	})
+	if err != nil {
+		return err
+	}
+	source, err := rabbitmq.Open(ctx, strings.Split(*urls, ","), *queue, &rabbitmq.Config{ClientID: *name})
+	if err != nil {
+		return err
+	}
+	return consumer.Run(ctx, source)
+}
+
+// makeTable makes the business table; two processes may start at once.
+func makeTable(ctx context.Context, pool *pgxpool.Pool) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock(hashtext('bookings'))"); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, schema)
+		return err
+	})
+}
+
+func logLevel() slog.Level {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(os.Getenv("LOG_LEVEL"))); err != nil {
+		return slog.LevelInfo
+	}
+	return level
+}
