@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
@@ -25,8 +26,9 @@ type coordinator struct {
 	cluster *cluster
 	group   string
 
-	turn chan struct{} // holds one token: who has it uses conn
+	turn chan struct{} // holds one token: who has it uses conn and used
 	conn *wire.Conn
+	used time.Time
 }
 
 func newCoordinator(c *cluster, group string) *coordinator {
@@ -52,6 +54,10 @@ func (c *coordinator) roundTrip(ctx context.Context, req protocol.Message, code 
 	}
 	defer func() { c.turn <- struct{}{} }()
 
+	if c.conn != nil && time.Since(c.used) > idleConn {
+		c.conn.Close() // the broker would, without telling, or something in between
+		c.conn = nil
+	}
 	if c.conn == nil {
 		conn, err := c.find(ctx)
 		if err != nil {
@@ -60,6 +66,7 @@ func (c *coordinator) roundTrip(ctx context.Context, req protocol.Message, code 
 		c.conn = conn
 	}
 	res, err := c.conn.RoundTrip(ctx, req)
+	c.used = time.Now()
 	if err == nil {
 		if n := code(res); n != 0 {
 			err = kafkago.Error(n)

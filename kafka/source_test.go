@@ -152,6 +152,28 @@ func TestMaxAheadGoesOn(t *testing.T) {
 	awaitCommitted(t, c, "orders", 0, 20)
 }
 
+// case K2: nothing was committed for so long that the broker may have closed the
+// connection.
+func TestCommitAfterQuietTime(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, kfake.SeedTopics(1, "orders"))
+	p := producer(t, c)
+	s := openSource(t, c, []string{"orders"}, quick(t))
+	produce(t, p, numbered("orders", 0, 1)...)
+	ack(t, receive(t, s, 1)...)
+	awaitCommitted(t, c, "orders", 0, 1)
+	<-s.coordinator.turn
+	s.coordinator.used = time.Now().Add(-2 * idleConn)
+	s.coordinator.conn.Close() // as the broker does
+	s.coordinator.turn <- struct{}{}
+	produce(t, p, numbered("orders", 0, 1)...)
+	ack(t, receive(t, s, 1)...)
+	awaitCommitted(t, c, "orders", 0, 2)
+	if n := s.Stats().CommitErrors; n != 0 {
+		t.Errorf("%d commits failed", n)
+	}
+}
+
 // case K3
 func TestQuietPartition(t *testing.T) {
 	t.Parallel()
