@@ -165,7 +165,8 @@ type Config struct {
 	// MaxAhead is how many records of a partition may be handed out, or wait in
 	// the buffer, ahead of the first one that is not done. One record that takes
 	// very long, or is given back again and again, stops its partition when that
-	// many others were done behind it. Default 10,000. Negative: no bound.
+	// many others were done behind it. What one fetch brings may wait on top.
+	// Default 10,000. Negative: no bound.
 	MaxAhead int
 
 	// BufferBytes bounds what is fetched and not handed out yet, over all
