@@ -68,7 +68,8 @@ type OnStaleAck interface {
 type RecallEvent struct {
 	// Recalled deliveries are out and were asked back.
 	Recalled int
-	// Returned messages were waiting here and were given back.
+	// Returned messages were given back: they were waiting here, or had been asked
+	// back before and were not started.
 	Returned int
 }
 

@@ -38,6 +38,7 @@ type ledger struct {
 	tags      tracker
 	acks      []uint64      // settled, and the broker does not know yet
 	nacks     []uint64      // to be put back into the queue, and the broker does not know yet
+	old       int           // given back after they were asked back, since tookBack was called
 	recall    chan struct{} // of what is handed out next
 	drained   chan struct{}
 	isDrained bool
@@ -227,7 +228,11 @@ func (l *ledger) nack(e *entry, delay time.Duration) error {
 	switch {
 	case l.state != open:
 		return nil // The end of the channel gives it back.
-	case l.paused || e.recalled() && now.Sub(e.pushed) >= l.limit/2: // never where there is an order
+	case l.paused:
+		l.answer(e, &l.nacks)
+		return nil
+	case e.recalled() && now.Sub(e.pushed) >= l.limit/2: // never where there is an order
+		l.old++
 		l.answer(e, &l.nacks)
 		return nil
 	}
@@ -318,6 +323,16 @@ func (l *ledger) giveBack(now time.Time) (recalled, returned int) {
 		l.recall = make(chan struct{})
 	}
 	return recalled, returned
+}
+
+// tookBack tells how many were given back after they were asked back, since the last
+// call.
+func (l *ledger) tookBack() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := l.old
+	l.old = 0
+	return n
 }
 
 // drop takes an entry out that waits.

@@ -324,6 +324,9 @@ func TestLedgerAges(t *testing.T) {
 		}
 		_ = old[0].Nack(t.Context(), 0)
 		_ = young[0].Nack(t.Context(), 0)
+		if n := [2]int{l.tookBack(), l.tookBack()}; n != [2]int{1, 0} {
+			t.Errorf("took back %v, want the old one, once", n)
+		}
 		if s := l.settlements(); !slices.Equal(s.requeue, []uint64{1}) {
 			t.Errorf("settlements %+v, want the old one to be put back and the young one not", s)
 		}
@@ -346,6 +349,9 @@ func TestLedgerGivesBackWhilePaused(t *testing.T) {
 		t.Errorf("returned %d, want the one that waits", returned)
 	}
 	_ = out[0].Nack(t.Context(), 0)
+	if n := l.tookBack(); n != 0 {
+		t.Errorf("took back %d, want 0: a pause does not say that too many are fetched", n)
+	}
 	if s := l.settlements(); !slices.Equal(s.requeue, []uint64{1, 2, 3}) {
 		t.Errorf("settlements %+v, want all to be put back", s)
 	}

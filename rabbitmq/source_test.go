@@ -347,6 +347,50 @@ func TestAges(t *testing.T) {
 	}
 }
 
+// What is out and was not started goes back when it is asked for, and then fewer are
+// fetched, too. A slow handler alone changes nothing.
+func TestAgesOfWhatIsOut(t *testing.T) {
+	t.Parallel()
+	l := newLab(t).declare("quorum", nil)
+	ev := newEvents()
+	s := l.open(&rabbitmq.Config{AckTimeout: 4 * time.Second, Prefetch: 16, Hooks: []rabbitmq.Hook{ev}})
+	next(l, ev.consuming)
+	l.publish(0, 1)
+	slow := l.receive(s, 1)[0]
+	later := make(chan []*broker.Delivery)
+	go func() { later <- l.receive(s, 16) }() // as a loop does
+	<-slow.Recall
+	if e := next(l, ev.recall); e.Recalled != 1 || e.Returned != 0 {
+		t.Errorf("recall %+v, want the slow one to be asked for", e)
+	}
+	l.ack(slow)
+	l.publish(1, 16)
+	ds := <-later
+	go func() { later <- l.receive(s, 1) }()
+	for _, d := range ds {
+		<-d.Recall
+	}
+	if n := len(ev.consuming); n != 0 {
+		t.Errorf("it began to consume anew %d times", n)
+	}
+	for _, d := range ds[1:] { // The first one runs.
+		if err := d.Nack(t.Context(), 0); err != nil {
+			t.Error(err)
+		}
+	}
+	if e := next(l, ev.recall); e.Recalled != 16 || e.Returned != 0 {
+		t.Errorf("recall %+v, want 16 to be asked for", e)
+	}
+	if e := next(l, ev.recall); e.Recalled != 0 || e.Returned != 15 {
+		t.Errorf("recall %+v, want 15 that were given back", e)
+	}
+	if e := next(l, ev.consuming); e.Prefetch != 8 || e.Epoch != 1 {
+		t.Errorf("consuming %+v, want half of the prefetch on the same channel", e)
+	}
+	l.ack(ds[0])
+	<-later
+}
+
 func TestStream(t *testing.T) {
 	t.Parallel()
 	l := newLab(t).declare("stream", nil)

@@ -217,6 +217,12 @@ func (e *epoch) resume() error {
 // look sees to it that nothing grows too old here. It tells whether the epoch has to
 // be replaced.
 func (e *epoch) look(now time.Time) (replace bool, err error) {
+	if back := e.ledger.tookBack(); back > 0 && e.idle.IsZero() {
+		e.recalled(0, back)
+		if e.window.shrink(now) {
+			return false, e.reconsume()
+		}
+	}
 	if !e.ledger.aged(now) {
 		if e.idle.IsZero() && e.cfg.Stream == nil && e.window.grow(now, 2*e.ledger.limit) {
 			return false, e.reconsume()
