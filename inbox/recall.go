@@ -29,6 +29,9 @@ func (r *runner[Tx]) watchRecalls(ds []*broker.Delivery) {
 		r.loops.Go(func() {
 			select {
 			case <-d.Recall:
+			case <-d.Context().Done():
+				// It was lost, and most often all that came with it. Nobody may close
+				// the channel any more.
 			case <-r.soft.Done():
 				return // Everything is given back.
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -109,6 +110,29 @@ func (r *rig) wantGivenBack(n int) {
 		r.t.Errorf("%d of %d given back after %v, %d lost", s.Nacked, n, time.Since(start), s.Lost)
 	}
 	_ = r.end()
+}
+
+// Nobody waits for a recall of deliveries that were lost without one.
+func TestLostIsNotWatched(t *testing.T) { //nolint:paralleltest // It counts goroutines.
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.start(write, nil)
+		var before int
+		for i := range 20 {
+			r.publish(fmt.Sprintf("a-%d", i))
+			r.drain()
+			r.src.Revoke()
+			synctest.Wait()
+			if n := runtime.NumGoroutine(); i == 0 {
+				before = n
+			} else if n > before {
+				t.Fatalf("%d goroutines after %d losses, %d after the first one", n, i+1, before)
+			}
+		}
+		if err := r.end(); err != nil {
+			t.Errorf("Run = %v", err)
+		}
+	})
 }
 
 // Order is kept over a recall, and every message has one effect.
