@@ -2,7 +2,7 @@ package kafka
 
 import (
 	"slices"
-	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -100,10 +100,10 @@ func TestPartitionsAddedWhileJoining(t *testing.T) {
 	t.Parallel()
 	c := newFake(t, kfake.SeedTopics(1, "orders"))
 	p := producer(t, c)
-	var once sync.Once
+	var done atomic.Bool
 	c.ControlKey(int16(kmsg.SyncGroup), func(kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
-		once.Do(func() {
+		if done.CompareAndSwap(false, true) { // another request may come while this one sleeps
 			c.SleepControl(func() {
 				req := kmsg.NewPtrCreatePartitionsRequest()
 				topic := kmsg.NewCreatePartitionsRequestTopic()
@@ -113,7 +113,7 @@ func TestPartitionsAddedWhileJoining(t *testing.T) {
 					t.Error(err)
 				}
 			})
-		})
+		}
 		return nil, nil, false
 	})
 	events := newSpy()
