@@ -16,6 +16,7 @@ import (
 var children = map[string]func(context.Context) error{
 	"k1":        k1Child,
 	"killpoint": killpointChild,
+	"siblings":  siblingsChild,
 	"storm":     stormChild,
 	"toxiproxy": toxiproxyChild,
 }

@@ -70,8 +70,8 @@ func runScript(ctx context.Context, folder, script, name string) (string, error)
 }
 
 // runProgram is runScript with more variables in the environment.
-func runProgram(ctx context.Context, environment []string, program, argument string) (string, error) {
-	command := exec.CommandContext(ctx, program, argument)
+func runProgram(ctx context.Context, environment []string, program string, arguments ...string) (string, error) {
+	command := exec.CommandContext(ctx, program, arguments...)
 	command.Env = append(os.Environ(), environment...)
 	var out, messages bytes.Buffer
 	command.Stdout, command.Stderr = &out, &messages
@@ -89,7 +89,7 @@ func runProgram(ctx context.Context, environment []string, program, argument str
 		// No bash.
 		return "", fmt.Errorf("%w: %w", ErrUnavailable, err)
 	default:
-		return "", fmt.Errorf("services/%s %s: %w: %s", filepath.Base(program), argument, err, said)
+		return "", fmt.Errorf("services/%s %s: %w: %s", filepath.Base(program), strings.Join(arguments, " "), err, said)
 	}
 }
 

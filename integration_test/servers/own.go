@@ -152,10 +152,21 @@ func lowPort(ctx context.Context) (string, error) {
 }
 
 // run calls the server's script and returns what it prints.
-func (o *Own) run(ctx context.Context, verb string) (string, error) {
+func (o *Own) run(ctx context.Context, arguments ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, nativeTimeout)
 	defer cancel()
-	return runProgram(ctx, []string{"ACKAFTER_SERVICES_DIR=" + o.state, "ACKAFTER_SERVICES_LOCKED="}, o.script, verb)
+	return runProgram(ctx, []string{"ACKAFTER_SERVICES_DIR=" + o.state, "ACKAFTER_SERVICES_LOCKED="}, o.script, arguments...)
+}
+
+// Control runs the program that administers a RabbitMQ server, rabbitmqctl, and
+// returns what it prints.
+func (o *Own) Control(t testing.TB, arguments ...string) string {
+	t.Helper()
+	out, err := o.run(t.Context(), append([]string{"ctl"}, arguments...)...)
+	if err != nil {
+		t.Fatalf("servers: control %s: %v", o.server.name, err)
+	}
+	return out
 }
 
 // Freeze stops the server in the middle of whatever it does: connections stay
