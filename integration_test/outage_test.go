@@ -5,7 +5,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,12 +15,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	kafkago "github.com/segmentio/kafka-go"
 
+	"github.com/ackafter/ackafter/broker"
 	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/inbox/inboxpgx"
 	"github.com/ackafter/ackafter/integration_test/servers"
-	"github.com/ackafter/ackafter/kafka"
 	"github.com/ackafter/ackafter/keyfunc"
 )
 
@@ -26,50 +27,72 @@ import (
 // arrive meanwhile.
 func TestDatabaseOutage(t *testing.T) {
 	t.Parallel()
-	for _, row := range []struct {
-		name     string
-		down, up func(*servers.Own, testing.TB)
-	}{
-		{"crashed", (*servers.Own).Crash, (*servers.Own).Start},
-		{"frozen", (*servers.Own).Freeze, (*servers.Own).Thaw},
-	} {
-		t.Run(row.name, func(t *testing.T) {
-			t.Parallel()
-			o := newOutage(t)
-			o.produce(0, outageInFlight, 0)
-			stop := o.run()
-			o.awaitInFlight()
-			row.down(o.database, t)
-			close(o.release)
-			eventually(t, time.Minute, "receiving pauses", o.paused.Load)
-			o.produce(outageInFlight, outageFlood, 2<<10)
-			o.endure(time.Duration(sized(8, 60)) * time.Second)
-			row.up(o.database, t)
-			o.recover()
-			if err := stop(); err != nil {
-				t.Errorf("Run = %v", err)
-			}
-			o.check()
-		})
+	for _, kind := range slices.Sorted(maps.Keys(outageBrokers)) {
+		for _, row := range []struct {
+			name     string
+			down, up func(*servers.Own, testing.TB)
+		}{
+			{"crashed", (*servers.Own).Crash, (*servers.Own).Start},
+			{"frozen", (*servers.Own).Freeze, (*servers.Own).Thaw},
+		} {
+			t.Run(kind+"/"+row.name, func(t *testing.T) {
+				t.Parallel()
+				o := newOutage(t)
+				o.broker = outageBrokers[kind](o)
+				o.broker.produce(0, outageInFlight, 0)
+				stop := o.run()
+				o.awaitInFlight()
+				row.down(o.database, t)
+				close(o.release)
+				eventually(t, time.Minute, "receiving pauses", o.paused.Load)
+				o.broker.produce(outageInFlight, outageFlood, 2<<10)
+				o.endure(time.Duration(sized(8, 60)) * time.Second)
+				row.up(o.database, t)
+				o.recover()
+				if err := stop(); err != nil {
+					t.Errorf("Run = %v", err)
+				}
+				o.check()
+			})
+		}
 	}
 }
 
 const (
-	outagePartitions  = 4
 	outageInFlight    = 100
 	outageFlood       = 2000
 	outageMaxInFlight = 150
-	outageBuffer      = 1 << 20
 )
 
-// outage is Kafka -> inbox -> a PostgreSQL that goes away.
+// outageBroker is where the messages come from. A check that fails fails its test.
+type outageBroker interface {
+	// produce writes n messages of a size with the ids from m-FROM on.
+	produce(from, n, size int)
+	// open begins to receive.
+	open(log *slog.Logger) broker.Source
+	// inFlight is how many deliveries are out.
+	inFlight() int
+	// begin, half and end are moments of the outage; sample checks, again and again
+	// during it, that nothing is acked, that what is held is bounded, and that the
+	// connection stays; end that there was no hot loop.
+	begin()
+	sample()
+	half()
+	end(length time.Duration)
+	// drained tells whether nothing is left, as far as the broker says.
+	drained() bool
+	// check is called when the consumer has stopped.
+	check()
+}
+
+var outageBrokers = map[string]func(*outage) outageBroker{"kafka": newKafkaOutage, "rabbitmq": newRabbitOutage}
+
+// outage is a broker -> inbox -> a PostgreSQL that goes away.
 type outage struct {
 	*testing.T
 	database *servers.Own
 	pool     *pgxpool.Pool
-	topic    *topic
-	network  network
-	source   *kafka.Source
+	broker   outageBroker
 	release  chan struct{} // closed when handlers may go on
 
 	dials   atomic.Int64 // to the database
@@ -80,13 +103,12 @@ type outage struct {
 
 	mu       sync.Mutex
 	attempts []string // what counts as a failed attempt
-	revoked  int
 	log      bytes.Buffer
 }
 
 func newOutage(t *testing.T) *outage {
 	t.Helper()
-	o := &outage{T: t, database: servers.OwnPostgres(t), topic: newTopic(t, servers.Kafka(t), outagePartitions), release: make(chan struct{})}
+	o := &outage{T: t, database: servers.OwnPostgres(t), release: make(chan struct{})}
 	admin := openPool(t, o.database.Address)
 	if _, err := admin.Exec(t.Context(), "create table effects (key text not null)"); err != nil {
 		t.Fatal(err)
@@ -107,23 +129,6 @@ func newOutage(t *testing.T) *outage {
 	return o
 }
 
-// produce writes n messages of a size with the ids from m-FROM on.
-func (o *outage) produce(from, n, size int) {
-	o.Helper()
-	w := &kafkago.Writer{
-		Addr: kafkago.TCP(o.topic.brokers...), Topic: o.topic.name, RequiredAcks: kafkago.RequireAll,
-		Balancer: &kafkago.RoundRobin{}, BatchTimeout: 10 * time.Millisecond,
-	}
-	defer w.Close()
-	ms := make([]kafkago.Message, n)
-	for i := range ms {
-		ms[i] = kafkago.Message{Key: fmt.Appendf(nil, "k%d", from+i), Value: fmt.Appendf(nil, `{"id":"m-%d","more":"%0*d"}`, from+i, size, 0)}
-	}
-	if err := w.WriteMessages(o.Context(), ms...); err != nil {
-		o.Fatal(err)
-	}
-}
-
 // run starts the consumer; the returned function stops it and waits.
 func (o *outage) run() (stop func() error) {
 	o.Helper()
@@ -141,16 +146,10 @@ func (o *outage) run() (stop func() error) {
 	if err != nil {
 		o.Fatal(err)
 	}
-	o.source, err = kafka.Open(o.Context(), o.topic.brokers, o.topic.name, []string{o.topic.name}, &kafka.Config{
-		HeartbeatInterval: 500 * time.Millisecond, SessionTimeout: 6 * time.Second, CommitInterval: 20 * time.Millisecond,
-		BufferBytes: outageBuffer, Dial: o.network.dial, Logger: logger, Hooks: []kafka.Hook{o},
-	})
-	if err != nil {
-		o.Fatal(err)
-	}
+	source := o.broker.open(logger)
 	ctx, cancel := context.WithCancel(o.Context())
 	done := make(chan error, 1)
-	go func() { done <- consumer.Run(ctx, o.source) }()
+	go func() { done <- consumer.Run(ctx, source) }()
 	return func() error {
 		cancel()
 		return <-done
@@ -204,79 +203,40 @@ func (o *outage) OnOutcome(_ context.Context, e inbox.OutcomeEvent) {
 // OnPause implements inbox.OnPause.
 func (o *outage) OnPause(_ context.Context, e inbox.PauseEvent) { o.paused.Store(e.Paused) }
 
-// OnRevoked implements kafka.OnRevoked.
-func (o *outage) OnRevoked(context.Context, kafka.RevokedEvent) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.revoked++
-}
-
 // awaitInFlight waits until all messages are out and every worker has one in its
 // handler.
 func (o *outage) awaitInFlight() {
 	o.Helper()
 	eventually(o.T, time.Minute, "all messages are in flight", func() bool {
-		held := 0
-		for _, p := range o.source.Stats().Partitions {
-			held += p.InFlight
-		}
-		return held == outageInFlight && o.running.Load() == 4
+		return o.broker.inFlight() == outageInFlight && o.running.Load() == 4
 	})
 }
 
 // endure watches for the time of the outage.
 func (o *outage) endure(length time.Duration) {
 	o.Helper()
-	before, dials, lines := o.source.Stats(), o.dials.Load(), o.lines.Load()
+	dials, lines := o.dials.Load(), o.lines.Load()
+	o.broker.begin()
 	half := time.After(length / 2)
 	end := time.After(length)
-	var fetches, beats, requests int
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for running := true; running; {
 		select {
 		case <-tick.C:
-			o.sample(before)
+			o.broker.sample()
 		case <-half:
-			fetches, beats, requests = o.network.sent(fetchRequest), o.network.sent(heartbeatRequest), o.network.sentAll()
+			o.broker.half()
 		case <-end:
 			running = false
 		}
 	}
-	fetches, beats, requests = o.network.sent(fetchRequest)-fetches, o.network.sent(heartbeatRequest)-beats, o.network.sentAll()-requests
+	o.broker.end(length)
 	dials, lines = o.dials.Load()-dials, o.lines.Load()-lines
-	o.Logf("%v of outage: %d connections, %d log lines; in its second half %d fetches, %d heartbeats, %d requests in all",
-		length, dials, lines, fetches, beats, requests)
+	o.Logf("%v of outage: %d connections, %d log lines", length, dials, lines)
 	seconds := int(length.Seconds())
 	if dials > int64(20+2*seconds) || lines > int64(40+seconds) {
 		o.Errorf("a hot loop: %d connections to the database and %d log lines in %v\n%s", dials, lines, length, o.tail())
-	}
-	if fetches > 0 {
-		o.Errorf("%d fetches although nothing is handled", fetches)
-	}
-	if beats == 0 || requests > 20*seconds {
-		o.Errorf("%d heartbeats, %d requests", beats, requests)
-	}
-}
-
-// sample checks what must be true at every moment of the outage.
-func (o *outage) sample(before kafka.Stats) {
-	o.Helper()
-	st := o.source.Stats()
-	if !st.Joined || st.Generation != before.Generation || st.Member != before.Member {
-		o.Errorf("the membership is lost: %+v", st)
-	}
-	held, bytes := 0, 0
-	for _, p := range st.Partitions {
-		held += p.InFlight
-		bytes += p.Bytes
-		if p.Committed != 0 {
-			o.Errorf("%s/%d is committed up to %d", p.Topic, p.Partition, p.Committed)
-		}
-	}
-	// Each partition may exceed its share by one batch.
-	if held > outageMaxInFlight || bytes > outageBuffer+outagePartitions<<19 {
-		o.Errorf("%d deliveries are out, %d bytes wait", held, bytes)
 	}
 }
 
@@ -284,7 +244,7 @@ func (o *outage) sample(before kafka.Stats) {
 func (o *outage) recover() {
 	o.Helper()
 	began := time.Now()
-	eventually(o.T, 2*time.Minute, "lag 0", func() bool { return o.topic.lag(o.topic.name) == 0 })
+	eventually(o.T, 2*time.Minute, "nothing is left", o.broker.drained)
 	if first := o.first.Load(); first == nil {
 		o.Error("nothing was handled")
 	} else if took := first.Sub(began); took > 30*time.Second || took < -time.Second {
@@ -314,9 +274,7 @@ func (o *outage) check() {
 			o.Error(a)
 		}
 	}
-	if o.revoked != 1 { // by the stop
-		o.Errorf("the partitions were revoked %d times", o.revoked-1)
-	}
+	o.broker.check()
 	if o.Failed() {
 		o.Logf("%s", o.log.Bytes()[:min(o.log.Len(), 4000)])
 	}

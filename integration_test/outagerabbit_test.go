@@ -1,0 +1,85 @@
+package integration_test
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/rabbitmq"
+)
+
+const outagePrefetch = 180
+
+// rabbitOutage is a queue.
+type rabbitOutage struct {
+	*outage
+	line   *rabbitLine
+	source *rabbitmq.Source
+	before rabbitmq.Stats
+	counts rabbitCounts // at half of the outage
+}
+
+func newRabbitOutage(o *outage) outageBroker {
+	return &rabbitOutage{outage: o, line: newRabbitLine(o.T, "quorum")}
+}
+
+func (o *rabbitOutage) produce(from, n, size int) {
+	o.Helper()
+	bodies := make([]string, n)
+	for i := range bodies {
+		bodies[i] = fmt.Sprintf(`{"id":"m-%d","more":"%0*d"}`, from+i, size, 0)
+	}
+	o.line.publishBodies(bodies...)
+}
+
+func (o *rabbitOutage) open(log *slog.Logger) broker.Source {
+	o.Helper()
+	o.source = o.line.open(&rabbitmq.Config{Prefetch: outagePrefetch, Logger: log})
+	return o.source
+}
+
+func (o *rabbitOutage) inFlight() int { return o.source.Stats().InFlight }
+
+func (o *rabbitOutage) begin() { o.before = o.source.Stats() }
+
+func (o *rabbitOutage) sample() {
+	o.Helper()
+	st := o.source.Stats()
+	if !st.Consuming || st.Epochs != 1 || st.Host != o.before.Host {
+		o.Errorf("the channel is lost: %+v", st)
+	}
+	if st.Acks != 0 {
+		o.Errorf("%d are acked", st.Acks)
+	}
+	if st.InFlight > outageMaxInFlight || st.InFlight+st.Waiting > outagePrefetch {
+		o.Errorf("%d deliveries are out, %d messages wait", st.InFlight, st.Waiting)
+	}
+}
+
+func (o *rabbitOutage) half() { o.counts = o.line.counts() }
+
+func (o *rabbitOutage) end(time.Duration) {
+	o.Helper()
+	n := o.line.counts()
+	o.Logf("the broker counts %+v", n)
+	if n.Stats.Deliver != o.counts.Stats.Deliver || n.Stats.Redeliver != 0 || n.Stats.Ack != 0 {
+		o.Errorf("the broker counts %+v at the end, %+v before, although nothing is handled", n.Stats, o.counts.Stats)
+	}
+	if n.Messages != outageInFlight+outageFlood || n.Unacknowledged != outagePrefetch {
+		o.Errorf("the broker has %d messages, %d are not acked", n.Messages, n.Unacknowledged)
+	}
+}
+
+func (o *rabbitOutage) drained() bool {
+	n := o.line.counts()
+	return n.Messages == 0 && n.Stats.Ack == outageInFlight+outageFlood
+}
+
+func (o *rabbitOutage) check() {
+	o.Helper()
+	if n := o.line.counts(); n.Stats.Redeliver != 0 {
+		o.Errorf("%d messages were delivered again", n.Stats.Redeliver)
+	}
+	o.line.empty()
+}
