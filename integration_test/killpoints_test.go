@@ -5,19 +5,16 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/inbox/inboxpgx"
 	"github.com/ackafter/ackafter/integration_test/servers"
-	"github.com/ackafter/ackafter/kafka"
 	"github.com/ackafter/ackafter/keyfunc"
 )
 
@@ -32,43 +29,39 @@ const (
 	victimKey = "o-7"
 )
 
-// case D3: kill -9 at each point of a message's path, Kafka to PostgreSQL.
+// case D3: kill -9 at each point of a message's path, from each broker to PostgreSQL.
 func TestKillPoints(t *testing.T) {
 	t.Parallel()
 	for _, batch := range []string{"1", "50"} {
 		for _, point := range []string{afterClaim, inHandler, beforeCommit, afterCommit} {
 			t.Run(point+"/batch="+batch, func(t *testing.T) {
 				t.Parallel()
-				killAt(t, point, batch)
+				onEach(t, func(t *testing.T, s supply) { killAt(t, s, point, batch) })
 			})
 		}
 	}
 }
 
-func killAt(t *testing.T, point, batch string) {
+func killAt(t *testing.T, s supply, point, batch string) {
 	url := servers.PostgresDurable(t)
-	tp := newTopic(t, servers.Kafka(t), 1)
 	pool := openPool(t, url)
 	if _, err := pool.Exec(t.Context(), "create table effects (key text not null)"); err != nil {
 		t.Fatal(err)
 	}
-	const messages = 20
-	w := &kafkago.Writer{Addr: kafkago.TCP(tp.brokers...), Topic: tp.name, RequiredAcks: kafkago.RequireAll}
-	defer w.Close()
-	ms := make([]kafkago.Message, messages)
-	for i := range ms {
-		ms[i] = kafkago.Message{Key: fmt.Appendf(nil, "k%d", i), Value: fmt.Appendf(nil, `{"id":"o-%d"}`, i)}
+	const messages, subscriber = 20, "killpoints"
+	place := s.at(subscriber)
+	bodies := make([]string, messages)
+	for i := range bodies {
+		bodies[i] = fmt.Sprintf(`{"id":"o-%d"}`, i)
 	}
-	if err := w.WriteMessages(t.Context(), ms...); err != nil {
-		t.Fatal(err)
-	}
+	s.produce(bodies...)
+	eventually(t, time.Minute, "the broker counts the messages", func() bool { return !s.drained(subscriber) })
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &process{t: t, path: self, log: filepath.Join(t.TempDir(), "child.log"), env: []string{
-		"ACKAFTER_CHILD=killpoint", "CHILD_URL=" + url, "CHILD_BROKERS=" + strings.Join(tp.brokers, ","),
-		"CHILD_TOPIC=" + tp.name, "CHILD_POINT=" + point, "CHILD_BATCH=" + batch,
+		"ACKAFTER_CHILD=killpoint", "CHILD_URL=" + url, place.environment(), "CHILD_POINT=" + point, "CHILD_BATCH=" + batch,
 	}}
 	p.start()
 	state := p.wait(2 * time.Minute)
@@ -88,7 +81,7 @@ func killAt(t *testing.T, point, batch string) {
 	p.env = append(p.env, "CHILD_POINT=")
 	p.start()
 	defer func() { _ = p.end(syscall.SIGKILL) }()
-	eventually(t, 2*time.Minute, "lag 0; log: "+p.tail(), func() bool { return tp.lag(tp.name) == 0 })
+	eventually(t, 2*time.Minute, "nothing is left; log: "+p.tail(), func() bool { return s.drained(subscriber) })
 	if err := p.end(syscall.SIGTERM); err != nil {
 		t.Errorf("the second child stopped with %v: %s", err, p.tail())
 	}
@@ -132,8 +125,11 @@ func killpointChild(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	topic := os.Getenv("CHILD_TOPIC")
-	src, err := kafka.Open(ctx, strings.Split(os.Getenv("CHILD_BROKERS"), ","), topic, []string{topic}, &kafka.Config{SessionTimeout: 6 * time.Second})
+	place, err := parsePlace(os.Getenv(envPlace))
+	if err != nil {
+		return err
+	}
+	src, err := place.open(ctx, nil)
 	if err != nil {
 		return err
 	}

@@ -56,10 +56,17 @@ func newRabbitLineTo(t *testing.T, database string, server *servers.RabbitMQServ
 	query := u.Query()
 	query.Set("pool_max_conns", "20") // enough for any number of workers here
 	u.RawQuery = query.Encode()
-	r := &rabbitLine{T: t, server: server, queue: servers.Name(t), pool: openPool(t, u.String())}
-	if _, err := r.pool.Exec(t.Context(), "create table effects (key text not null)"); err != nil {
+	pool := openPool(t, u.String())
+	if _, err := pool.Exec(t.Context(), "create table effects (key text not null)"); err != nil {
 		t.Fatal(err)
 	}
+	return newRabbitQueue(t, server, kind, arguments, pool)
+}
+
+// newRabbitQueue makes a queue, for a database that is there; pool may be nil.
+func newRabbitQueue(t *testing.T, server *servers.RabbitMQServer, kind string, arguments amqp.Table, pool *pgxpool.Pool) *rabbitLine {
+	t.Helper()
+	r := &rabbitLine{T: t, server: server, queue: servers.Name(t), pool: pool}
 	r.ch = r.channel()
 	r.declare(kind, arguments)
 	t.Cleanup(func() {
@@ -119,20 +126,26 @@ func (r *rabbitLine) publish(from, n int) {
 
 func (r *rabbitLine) publishBodies(bodies ...string) {
 	r.Helper()
-	ctx, cancel := context.WithTimeout(r.Context(), time.Minute)
+	publishTo(r.T, r.ch, "", r.queue, bodies...)
+}
+
+// publishTo publishes to an exchange, and waits for the broker to have it all.
+func publishTo(t *testing.T, ch *amqp.Channel, exchange, key string, bodies ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	confirms := make([]*amqp.DeferredConfirmation, len(bodies))
 	for i, body := range bodies {
-		c, err := r.ch.PublishWithDeferredConfirmWithContext(ctx, "", r.queue, true, false,
+		c, err := ch.PublishWithDeferredConfirmWithContext(ctx, exchange, key, true, false,
 			amqp.Publishing{Body: []byte(body), DeliveryMode: amqp.Persistent})
 		if err != nil {
-			r.Fatal(err)
+			t.Fatal(err)
 		}
 		confirms[i] = c
 	}
 	for _, c := range confirms {
 		if ok, err := c.WaitContext(ctx); !ok {
-			r.Fatalf("not confirmed: %v", err)
+			t.Fatalf("not confirmed: %v", err)
 		}
 	}
 }

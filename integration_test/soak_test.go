@@ -164,7 +164,7 @@ func newSoak(t *testing.T) *soaked {
 		}
 	})
 	s.quiet()
-	s.baseline = s.settled()
+	s.baseline = settled(t)
 	return s
 }
 
@@ -236,7 +236,8 @@ func (s *soaked) cycle(w weather) {
 	onceEach(t, s.pool, n)
 	s.quiet()
 	before := s.baseline
-	left := s.settledAt(before)
+	left := settledAt(t, before)
+	s.baseline = left
 	t.Logf("%s for %v: going on after %v, longest pause %v, %d connections tried, %v of processor time, stop %v, %d messages so far, %d goroutines before, %d after, heap %d KiB",
 		w.name, lasts.Round(100*time.Millisecond), resumed.Round(10*time.Millisecond), pause.Round(10*time.Millisecond), tried,
 		used.Round(10*time.Millisecond), stopped.Round(10*time.Millisecond), n, before, left, s.heap()>>10)
@@ -312,10 +313,10 @@ func (s *soaked) logger(level slog.Level) *slog.Logger {
 }
 
 // settled waits until the number of goroutines does not change any more.
-func (s *soaked) settled() int {
-	s.t.Helper()
+func settled(t *testing.T) int {
+	t.Helper()
 	var last, since = 0, time.Now()
-	eventually(s.t, time.Minute, "no goroutine comes or goes", func() bool {
+	eventually(t, time.Minute, "no goroutine comes or goes", func() bool {
 		if n := runtime.NumGoroutine(); n != last {
 			last, since = n, time.Now()
 		}
@@ -324,21 +325,21 @@ func (s *soaked) settled() int {
 	return last
 }
 
-// settledAt waits until there are no more goroutines than before. When there are
-// fewer, one of an earlier test has ended: that is the measure from then on.
-func (s *soaked) settledAt(baseline int) int {
-	s.t.Helper()
+// settledAt waits until there are no more goroutines than before, and returns how
+// many there are. When there are fewer, one of an earlier test has ended: that is
+// the measure from then on.
+func settledAt(t *testing.T, baseline int) int {
+	t.Helper()
 	limit := time.Now().Add(time.Minute)
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for runtime.NumGoroutine() > baseline {
 		if time.Now().After(limit) {
-			s.t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), baseline, stacks())
+			t.Fatalf("%d goroutines, %d before:\n%s", runtime.NumGoroutine(), baseline, stacks())
 		}
 		<-tick.C
 	}
-	s.baseline = min(s.baseline, s.settled())
-	return s.baseline
+	return min(baseline, settled(t))
 }
 
 // heap returns the bytes that are in use.
