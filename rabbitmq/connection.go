@@ -91,19 +91,20 @@ func (d *dialer) open(ctx context.Context, a address, raw net.Conn, user, passwo
 		}
 		secure := tls.Client(conn, config)
 		if err := secure.HandshakeContext(ctx); err != nil {
-			return nil, err
+			return nil, explainTLS(err)
 		}
 		conn = secure
 	}
+	greeted := &greeting{Conn: conn}
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName(d.clientID)
 	const frameSize = 128 << 10 // The broker's own.
-	opened, err := amqp.Open(conn, amqp.Config{
+	opened, err := amqp.Open(greeted, amqp.Config{
 		SASL:  []amqp.Authentication{&login{PlainAuth: amqp.PlainAuth{Username: user, Password: password}, properties: properties}},
 		Vhost: a.vhost, Heartbeat: d.heartbeat, Properties: properties, Locale: "en_US", FrameSize: frameSize,
 	})
 	if err != nil {
-		return nil, err
+		return nil, greeted.explain(err)
 	}
 	if !stop() {
 		return nil, ctx.Err()

@@ -19,6 +19,10 @@ var (
 	// ErrNoExchange: the exchange does not exist.
 	ErrNoExchange = errors.New("exchange does not exist")
 
+	// ErrNotAMQP: what listens at the address does not speak AMQP 0.9.1; or it wants
+	// TLS and the address does not, or the other way round.
+	ErrNotAMQP = errors.New("this is no server for AMQP 0.9.1")
+
 	// ErrLogin: the broker refuses the user or the password.
 	ErrLogin = errors.New("login is refused")
 
@@ -129,14 +133,13 @@ func explain(err error, at step) error {
 
 // isFinal tells whether trying again is of no use.
 func isFinal(err error) bool {
-	for _, final := range []error{ErrNoQueue, ErrNoExchange, ErrLogin, ErrVHost, ErrForbidden, ErrLocked, ErrMismatch} {
+	for _, final := range []error{ErrNoQueue, ErrNoExchange, ErrNotAMQP, ErrLogin, ErrVHost, ErrForbidden, ErrLocked, ErrMismatch} {
 		if errors.Is(err, final) {
 			return true
 		}
 	}
 	var certificate *tls.CertificateVerificationError
-	var record tls.RecordHeaderError // The other end does not speak TLS.
-	return errors.As(err, &certificate) || errors.As(err, &record)
+	return errors.As(err, &certificate)
 }
 
 // isAckTimeout tells whether the broker closed the channel because a delivery was

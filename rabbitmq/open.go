@@ -21,8 +21,8 @@ import (
 // and may be consumed from; Config.Declare creates what is missing. While no broker
 // can be reached it tries again, logging why, until ctx ends; the error then wraps
 // ctx's error and the last reason. What only a person can mend is an error at once:
-// a wrong argument or Config, ErrNoQueue, ErrLogin, ErrVHost, ErrForbidden,
-// ErrLocked, ErrMismatch, and a certificate that cannot be verified. ctx has no
+// a wrong argument or Config, ErrNoQueue, ErrNotAMQP, ErrLogin, ErrVHost,
+// ErrForbidden, ErrLocked, ErrMismatch, and a certificate that cannot be verified. ctx has no
 // part in what happens afterwards. Close the source when done.
 func Open(ctx context.Context, urls []string, queue string, cfg *Config) (*Source, error) {
 	addresses, err := parseAddresses(urls)

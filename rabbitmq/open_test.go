@@ -262,13 +262,75 @@ func TestTLS(t *testing.T) {
 	l.close(s)
 
 	var certificate *tls.CertificateVerificationError
-	if _, err := rabbitmq.Open(ctx, []string{secure}, l.queue, &rabbitmq.Config{Logger: quiet()}); !errors.As(err, &certificate) {
+	if _, err := rabbitmq.Open(ctx, []string{secure}, l.queue, &rabbitmq.Config{Logger: quiet()}); !errors.As(err, &certificate) || !strings.Contains(err.Error(), "Config.TLS") {
 		t.Errorf("a certificate of nobody: %v", err)
 	}
 	plain := l.with(func(u *url.URL) { u.Scheme = "amqps" })
-	var record tls.RecordHeaderError
-	if _, err := rabbitmq.Open(ctx, []string{plain}, l.queue, &rabbitmq.Config{Logger: quiet()}); !errors.As(err, &record) {
+	if _, err := rabbitmq.Open(ctx, []string{plain}, l.queue, &rabbitmq.Config{Logger: quiet()}); !errors.Is(err, rabbitmq.ErrNotAMQP) || !strings.Contains(err.Error(), "begin with amqp://") {
 		t.Errorf("TLS to a port without: %v", err)
+	}
+}
+
+// Servers of other kinds are told from a broker that is not there yet.
+func TestOpenOfAnotherServer(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name, answer string
+		hangUp       bool
+		final        bool
+		text         string
+	}{
+		{"HTTP", "HTTP/1.1 400 Bad Request\r\n\r\n", true, true, "HTTP server"},
+		{"another AMQP", "AMQP\x00\x01\x00\x00", true, true, "another version of AMQP"},
+		{"TLS", "\x15\x03\x03\x00\x02\x02\x32", true, true, "amqps://"},
+		{"something else", "220 mail ESMTP\r\n", false, true, "5672"},
+		{"hangs up", "", true, false, "its port for AMQP"},
+		{"says nothing", "", false, false, "its port for AMQP"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var serving sync.WaitGroup
+			defer serving.Wait()
+			defer func() { _ = listener.Close() }()
+			serving.Go(func() {
+				for {
+					conn, err := listener.Accept()
+					if err != nil {
+						return
+					}
+					serving.Go(func() {
+						defer func() { _ = conn.Close() }()
+						_, _ = io.ReadFull(conn, make([]byte, len("AMQP\x00\x00\x09\x01")))
+						_, _ = conn.Write([]byte(row.answer))
+						if !row.hangUp {
+							_, _ = io.Copy(io.Discard, conn)
+						}
+					})
+				}
+			})
+			limit := time.Second
+			if row.final {
+				limit = time.Minute
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
+			defer cancel()
+			cfg := &rabbitmq.Config{Logger: quiet(), DialTimeout: 300 * time.Millisecond, MaxBackoff: 100 * time.Millisecond}
+			if row.final {
+				cfg.DialTimeout = time.Minute
+			}
+			_, err = rabbitmq.Open(ctx, []string{"amqp://guest:s3cret@" + listener.Addr().String()}, "q", cfg)
+			if err == nil || errors.Is(err, rabbitmq.ErrNotAMQP) != row.final || errors.Is(err, context.DeadlineExceeded) == row.final || !strings.Contains(err.Error(), row.text) {
+				t.Errorf("got %v, want %q, final: %v", err, row.text, row.final)
+			}
+			if err != nil && strings.Contains(err.Error(), "s3cret") {
+				t.Errorf("the error shows the password: %v", err)
+			}
+			t.Log(err)
+		})
 	}
 }
 

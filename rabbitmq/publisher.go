@@ -44,9 +44,9 @@ type Publisher struct {
 // to it shows with the first Publish. While no broker can be reached it tries again,
 // logging why, until ctx ends; the error then wraps ctx's error and the last reason.
 // What only a person can mend is an error at once: a wrong argument or
-// PublisherConfig, ErrNoExchange, ErrLogin, ErrVHost, ErrForbidden, ErrMismatch, and
-// a certificate that cannot be verified. ctx has no part in what happens afterwards.
-// Close the publisher when done.
+// PublisherConfig, ErrNoExchange, ErrNotAMQP, ErrLogin, ErrVHost, ErrForbidden,
+// ErrMismatch, and a certificate that cannot be verified. ctx has no part in what
+// happens afterwards. Close the publisher when done.
 func OpenPublisher(ctx context.Context, urls []string, exchange string, cfg *PublisherConfig) (*Publisher, error) {
 	addresses, err := parseAddresses(urls)
 	if err != nil {

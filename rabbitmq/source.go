@@ -59,7 +59,7 @@ var _ broker.Source = (*Source)(nil)
 // broker.Source. For the lanes see LaneBy.
 //
 // After Close it returns broker.ErrClosed. Every other error is final: ErrNoQueue
-// if the queue is gone and the policy says so, and ErrLogin, ErrVHost,
+// if the queue is gone and the policy says so, and ErrNotAMQP, ErrLogin, ErrVHost,
 // ErrForbidden, ErrLocked and ErrMismatch when they last for longer than 30 s. A
 // limit below 1 is an error that is not final.
 func (s *Source) Receive(ctx context.Context, limit int) ([]*broker.Delivery, error) {
