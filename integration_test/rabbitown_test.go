@@ -33,21 +33,13 @@ func TestRabbitServer(t *testing.T) {
 		{"frozen", frozenForLong, newRabbitLineOn(t, server, "quorum")},
 		{"down", crashed, newRabbitLineOn(t, server, "quorum")},
 	}
-	t.Run("ack timeout", func(t *testing.T) {
+	t.Run("ack timeout", func(t *testing.T) { //nolint:paralleltest // the next one changes the server, too
 		// Channels that are opened now have it.
 		own.Control(t, "eval", "application:set_env(rabbit, consumer_timeout, 5000).")
-		t.Run("slow handler", func(t *testing.T) {
-			t.Parallel()
-			rabbitSlowHandler(t, server, 0)
-		})
-		t.Run("slow handler, known timeout", func(t *testing.T) {
-			t.Parallel()
-			rabbitSlowHandler(t, server, rabbitConsumerTimeout)
-		})
-		t.Run("deep prefetch", func(t *testing.T) {
-			t.Parallel()
-			rabbitDeepPrefetch(t, server)
-		})
+		// At the same time.
+		for _, check := range []func(){rabbitSlowHandler(t, server, 0), rabbitSlowHandler(t, server, rabbitConsumerTimeout), rabbitDeepPrefetch(t, server)} {
+			check()
+		}
 	})
 	own.Control(t, "eval", "application:set_env(rabbit, consumer_timeout, 1800000).")
 	t.Run("alarm", func(t *testing.T) { rabbitAlarm(t, own, server) }) //nolint:paralleltest // the next one changes the server, too
@@ -63,10 +55,10 @@ const rabbitConsumerTimeout = 5 * time.Second
 
 // A handler that runs for longer than the broker waits for its ack: the message
 // comes again, has one effect, and it is reported. It costs no attempt. Others are
-// done meanwhile.
-func rabbitSlowHandler(t *testing.T, server *servers.RabbitMQServer, known time.Duration) {
+// done meanwhile. It begins now; the returned function waits for the end.
+func rabbitSlowHandler(t *testing.T, server *servers.RabbitMQServer, known time.Duration) (check func()) {
+	t.Helper()
 	r := newRabbitLineOn(t, server, "quorum")
-	var began time.Time
 	slow := make(chan struct{}, 1)
 	slow <- struct{}{}
 	c := r.start(func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
@@ -84,12 +76,18 @@ func rabbitSlowHandler(t *testing.T, server *servers.RabbitMQServer, known time.
 			return nil
 		}
 	}, &inbox.Config{BatchSize: 1}, &rabbitmq.Config{AckTimeout: known})
-	began = time.Now()
+	began := time.Now()
 	r.publish(0, 10)
 	eventually(t, time.Minute, "the others are done", func() bool { return r.effects() == 9 })
 	if took := time.Since(began); took > rabbitConsumerTimeout {
 		t.Errorf("the others were done after %v", took)
 	}
+	return func() { r.checkSlowHandler(c, began) }
+}
+
+func (r *rabbitLine) checkSlowHandler(c *rabbitRun, began time.Time) {
+	t := r.T
+	t.Helper()
 	eventually(t, time.Minute, "the slow one is done", func() bool { return r.effects() == 10 })
 	t.Logf("the slow one was done after %v", time.Since(began))
 	if st := c.source.Stats(); st.AckTimeouts != 1 || st.Epochs != 2 || st.Lost != 1 {
@@ -115,9 +113,10 @@ func rabbitSlowHandler(t *testing.T, server *servers.RabbitMQServer, known time.
 // 200 messages are fetched, and what their handlers take together is far beyond
 // what the broker waits for each of them: it never has to close the channel, and
 // messages go back a few times at most, until as many are fetched as can be handled
-// in time.
-func rabbitDeepPrefetch(t *testing.T, server *servers.RabbitMQServer) {
-	const messages, workers, most = 200, 4, 4
+// in time. It begins now; the returned function waits for the end.
+func rabbitDeepPrefetch(t *testing.T, server *servers.RabbitMQServer) (check func()) {
+	t.Helper()
+	const messages, workers = 200, 4
 	took := time.Duration(sized(200, 500)) * time.Millisecond
 	r := newRabbitLineOn(t, server, "quorum")
 	returned := make([]int, messages) // how often
@@ -139,6 +138,13 @@ func rabbitDeepPrefetch(t *testing.T, server *servers.RabbitMQServer) {
 		}
 		return effect(ctx, tx, m)
 	}, &inbox.Config{Workers: workers, BatchSize: 1}, &rabbitmq.Config{AckTimeout: rabbitConsumerTimeout, Prefetch: messages})
+	return func() { r.checkDeepPrefetch(c, began, returned) }
+}
+
+func (r *rabbitLine) checkDeepPrefetch(c *rabbitRun, began time.Time, returned []int) {
+	const most = 4
+	t, messages := r.T, len(returned)
+	t.Helper()
 	eventually(t, 2*time.Minute, "all are done", func() bool { return r.effects() == messages })
 	all := time.Since(began)
 	st := c.source.Stats()
