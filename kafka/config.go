@@ -207,7 +207,9 @@ const (
 	// that offset at once, so that nothing written later is skipped, also when
 	// the process is down meanwhile. Partitions that are added while the source is
 	// open are read from their beginning. Those that are added while none is open
-	// begin, as all that the group does not know, where they end when it comes back.
+	// begin, as all that the group does not know, where they end when it comes back;
+	// so do those of a topic that was deleted and created anew, unless a source was
+	// open meanwhile and OnReset is ResetRestart.
 	StartLatest
 )
 
@@ -251,7 +253,9 @@ type ResetPolicy int
 
 // The policies.
 const (
-	// ResetStop ends Receive with a *ResetError.
+	// ResetStop ends Receive with a *ResetError. Brokers forget a group's offsets
+	// together with a topic that is deleted: then a source that is opened again
+	// begins at Config.Start.
 	ResetStop ResetPolicy = iota
 	// ResetRestart reports it and begins at the earliest offset, or, in a log that
 	// was cut back, where it stops being what it was, if the brokers know topics by
