@@ -7,7 +7,8 @@ import (
 
 // Hook observes a source. It implements one or more of the On... interfaces of
 // this package, which are found by type assertion, so that a new event breaks
-// nobody. Open refuses a hook that implements none.
+// nobody. Open refuses a hook that implements none. A method with another signature
+// counts for nothing: let the compiler check (var _ rabbitmq.OnEnded = metrics{}).
 //
 // Hooks are called from the source's goroutines, and from those that settle
 // deliveries, several at once; they must be quick, must not panic, and must not
