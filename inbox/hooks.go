@@ -9,7 +9,9 @@ import (
 
 // Hook observes a consumer. It implements one or more of the On... interfaces
 // of this package, which are found by type assertion, so that a new event
-// breaks nobody. New refuses a hook that implements none.
+// breaks nobody. New refuses a hook that implements none. A method with another
+// signature counts for nothing: let the compiler check (var _ inbox.OnOutcome =
+// metrics{}). Hooks of adapters are types of their own, as some names are the same.
 //
 // Hooks are called from the loop's goroutines, several at once; they must be
 // quick and must not panic. Messages they are given must not be changed.
@@ -29,8 +31,9 @@ type OutcomeEvent struct {
 	Duration time.Duration
 	// TraceID is the W3C trace id of the message; empty when it has none.
 	TraceID string
-	// Reason is set when this delivery became a dead letter; empty for a
-	// duplicate that was attached to one.
+	// Reason is set when this delivery became a dead letter, which a Conflict can
+	// be as well as a Dead; empty for a duplicate that was attached to one, and for
+	// every other message.
 	Reason Reason
 	// Err is the last error of a dead letter; nil otherwise.
 	Err error
