@@ -110,6 +110,7 @@ func TestUnusableArguments(t *testing.T) {
 		{"json control character", JSON("a\x01"), "control character"},
 		{"json NUL", JSON("a\x00"), "control character"},
 		{"json not UTF-8", JSON("a\xff"), "not valid UTF-8"},
+		{"json path of another language", JSON("$.order.id"), `begins with "$."`},
 		{"json too many steps", JSON(strings.Repeat("a.", 32) + "a"), "more than 32 steps"},
 		{"json twice", JSON("a.b", "a.b"), `"a.b": is given twice`},
 		{"json prefix", JSON("a", "a.b"), "lead into each other"},

@@ -33,9 +33,9 @@ import (
 // empty body is invalid.
 //
 // No paths, a blank one, an empty name ("a..b"), a backslash before anything
-// else, a path with control characters or with more than 32 steps, a path given
-// twice, or one that goes on where another one ends ("order", "order.id") is a
-// construction error, see [Validate].
+// else, a path with control characters, with more than 32 steps or one that begins
+// with "$.", a path given twice, or one that goes on where another one ends
+// ("order", "order.id") is a construction error, see [Validate].
 func JSON(paths ...string) Func {
 	p, err := newJSONPart("json", paths, false)
 	if err != nil {
@@ -122,6 +122,9 @@ func parsePath(path string) (names []string, rule string) {
 	}
 	if len(names) > maxSteps {
 		return nil, "has more than 32 steps"
+	}
+	if len(names) > 1 && names[0] == "$" {
+		return nil, `begins with "$.": a path is names joined by dots, "order.id"`
 	}
 	return names, ""
 }
