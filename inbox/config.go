@@ -240,7 +240,7 @@ func (c *Config) validate(poolSize int) error {
 		return configError("Workers", c.Workers, "must not be negative")
 	case poolSize > 0 && c.Workers > poolSize:
 		return configError("Workers", c.Workers, fmt.Sprintf(
-			"each worker needs a connection and the store has only %d (SQLite has one writer); enlarge the pool or lower Workers", poolSize))
+			"each worker needs a connection and the store has only %d; enlarge the pool (SQLite has one writer, whatever its pool) or lower Workers", poolSize))
 	case c.Workers > maxWorkers:
 		return configError("Workers", c.Workers, fmt.Sprintf("must be at most %d", maxWorkers))
 	case c.BatchSize > maxBatchSize:

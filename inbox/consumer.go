@@ -37,7 +37,7 @@ type Consumer[Tx any] struct {
 // the tables then.
 func New[Tx any](store Store[Tx], name string, key keyfunc.Func, handler Handler[Tx], cfg *Config) (*Consumer[Tx], error) {
 	if handler == nil {
-		return nil, errors.New("inbox: handler: must not be nil (Router and JSON return nil when their arguments are missing or cannot be used)")
+		return nil, errors.New("inbox: handler: must not be nil (if it was made by Router or JSON: these return nil when their arguments are missing or cannot be used)")
 	}
 	one := func(ctx context.Context, tx Tx, ms []*Message) error { return handler(ctx, tx, ms[0]) }
 	return newConsumer(store, name, key, one, false, cfg)

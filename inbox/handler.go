@@ -40,6 +40,9 @@ func JSON[T, Tx any](fn func(ctx context.Context, tx Tx, m *Message, v T) error)
 	}
 	return func(ctx context.Context, tx Tx, m *Message) error {
 		var v T
+		if len(m.Body) == 0 {
+			return Permanent(fmt.Errorf("inbox: decode body as %T: the message has no body", v))
+		}
 		if err := json.Unmarshal(m.Body, &v); err != nil {
 			return Permanent(fmt.Errorf("inbox: decode body as %T: %w", v, withoutValue(err)))
 		}
