@@ -59,7 +59,7 @@ func (a assigner) AssignGroups(members []kafkago.GroupMember, partitions []kafka
 	found, err := a.source.cluster.partitions(ctx, topics)
 	if err == nil {
 		partitions = found
-	} else {
+	} else if a.source.closing.Err() == nil {
 		// What the library has found is lacking at worst: then the watcher notices.
 		a.source.log.WarnContext(ctx, "kafka: the partitions to share in the group cannot be looked up", "error", err)
 	}
