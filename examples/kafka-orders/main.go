@@ -97,6 +97,9 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := store.Check(ctx); err != nil {
+		return err // Better now than after taking messages that others could handle.
+	}
 	consumer, err := inbox.New(store, *group, keyfunc.JSON("orderId", "eventType"), inbox.JSON(book), &inbox.Config{
 		Workers:   *workers,
 		BatchSize: *batch,

@@ -102,6 +102,9 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := store.Check(ctx); err != nil {
+		return err // Better now than after taking messages that others could handle.
+	}
 	consumer, err := inbox.New(store, *name, keyfunc.JSON("orderId", "eventType"), inbox.JSON(book), &inbox.Config{
 		Workers:   *workers,
 		BatchSize: *batch,
