@@ -49,7 +49,8 @@ var (
 	ErrRefused = errors.New("the broker refused the message")
 
 	// ErrTooLarge is returned by Publisher.Publish for a message that is larger than
-	// PublisherConfig.MaxMessageBytes, or whose key or header names are too long.
+	// PublisherConfig.MaxMessageBytes, whose key or header names are too long, or
+	// whose headers do not fit into a frame (128 KiB).
 	ErrTooLarge = errors.New("message is too large")
 
 	// ErrPublisherClosed is returned by Publisher.Publish after Publisher.Close, and
@@ -88,6 +89,7 @@ const (
 	stepLogin step = iota
 	stepDeclare
 	stepConsume
+	stepExchange // of a publisher
 	stepPublish
 )
 
@@ -104,6 +106,8 @@ func explain(err error, at step) error {
 		switch {
 		case strings.Contains(refusal.Reason, "down or inaccessible"):
 			return err // The node that has it will come back.
+		case strings.Contains(refusal.Reason, "no exchange") && at >= stepExchange:
+			return with(ErrNoExchange, "create it, or let PublisherConfig.ExchangeType do it")
 		case strings.Contains(refusal.Reason, "no exchange"):
 			return with(ErrNoExchange, "create it, or let Config.Declare do it")
 		}
@@ -124,8 +128,11 @@ func explain(err error, at step) error {
 	case amqp.ResourceLocked:
 		return with(ErrLocked, "the connection that declared it as exclusive has to end, or to declare it without")
 	case amqp.PreconditionFailed:
-		if at == stepDeclare {
+		switch at {
+		case stepDeclare:
 			return with(ErrMismatch, "make Config.Declare say what is there, or delete it first")
+		case stepExchange:
+			return with(ErrMismatch, "make PublisherConfig.ExchangeType say what is there, or delete it first")
 		}
 	}
 	return err

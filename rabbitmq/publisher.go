@@ -161,7 +161,7 @@ func (p *Publisher) connect(ctx context.Context) (*outlet, error) {
 		p.setOutlet(nil)
 		conn.kill()
 		o.running.Wait()
-		return nil, fmt.Errorf("exchange %q: %w", p.exchange, explain(err, stepDeclare))
+		return nil, fmt.Errorf("exchange %q: %w", p.exchange, explain(err, stepExchange))
 	}
 	o.start()
 	return o, nil
@@ -197,8 +197,8 @@ func (p *Publisher) alarm(b amqp.Blocking) {
 // becomes the message-id (a random one if it is empty), Time the timestamp, headers
 // become properties (HeaderContentType and the others) and entries of the header
 // table: text as strings, other bytes as bytes, several of one name as a list.
-// HeaderUserID, HeaderExpiration, HeaderExchange and the broker's own counts are left
-// out, so that what came from a queue can be passed on. Source and Position are not
+// HeaderUserID, HeaderExpiration, HeaderExchange, CC, BCC and the broker's own counts
+// are left out, so that what came from a queue can be passed on. Source and Position are not
 // written. A nil body becomes an empty one. The messages must not be changed before
 // it returns.
 //
