@@ -31,7 +31,7 @@ func parseAddresses(urls []string) ([]address, error) {
 	for i, text := range urls {
 		bad := func(rule string) error { return fmt.Errorf("urls[%d]: %s", i, rule) }
 		u, err := url.Parse(text)
-		if err != nil || u.Scheme != "amqp" && u.Scheme != "amqps" || u.Hostname() == "" || u.Fragment != "" || strings.Count(u.Path, "/") > 1 {
+		if err != nil || u.Scheme != "amqp" && u.Scheme != "amqps" || u.Hostname() == "" || u.Fragment != "" || strings.Count(u.EscapedPath(), "/") > 1 {
 			return nil, bad("must be amqp://user:password@host:port/vhost, or amqps://; what is special in a part must be written as %XX")
 		}
 		if u.RawQuery != "" {

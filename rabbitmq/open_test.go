@@ -407,3 +407,18 @@ func TestDeclare(t *testing.T) {
 }
 
 var _ broker.Source = (*rabbitmq.Source)(nil)
+
+// A slash in the name of a virtual host is written as %2F.
+func TestVirtualHostWithASlash(t *testing.T) {
+	t.Parallel()
+	l := newLab(t).declare("classic", nil)
+	l.url = strings.TrimSuffix(l.url, "/") + "/%2F"
+	l.publish(0, 1)
+	l.ack(l.receive(l.open(nil), 1)...)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	other := strings.TrimSuffix(l.url, "%2F") + "no%2Fsuch"
+	if _, err := rabbitmq.Open(ctx, []string{other}, l.queue, &rabbitmq.Config{Logger: quiet()}); !errors.Is(err, rabbitmq.ErrVHost) {
+		t.Errorf("open: %v, want ErrVHost", err)
+	}
+}
