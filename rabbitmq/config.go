@@ -85,7 +85,9 @@ type Config struct {
 	// less shares a queue more evenly among many processes. From 1 to 65535;
 	// negative is an error: without a bound the broker would push everything here.
 	//
-	// When messages grow old here (AckTimeout), fewer are fetched for a while.
+	// When messages grow old here (AckTimeout), fewer are fetched for a while; not with
+	// Lanes, where it would cost the order. Messages are of any size: it times the
+	// size of the largest is the memory that they may take.
 	Prefetch int
 
 	// AckTimeout is what the broker has as its consumer_timeout: it closes the
@@ -100,7 +102,9 @@ type Config struct {
 	// handler that runs longer than AckTimeout does, and its message comes again.
 	//
 	// With Lanes, and for a stream, all that is out has to be settled, for at most
-	// nine tenths of AckTimeout, before it goes on, so that the order stays.
+	// nine tenths of AckTimeout, before it goes on, so that the order stays. Then
+	// everything that waits comes again, so let Prefetch be what is handled in half
+	// of AckTimeout.
 	AckTimeout time.Duration
 
 	// Lanes says what is worked on in order. Default LaneNone.

@@ -232,8 +232,9 @@ func (e *epoch) closeChannel(ctx context.Context) {
 // finish ends an epoch. With polite, what is settled is sent first; the error then
 // says that it could not be.
 func (e *epoch) finish(ctx context.Context, cause error, polite bool) error {
-	if polite {
-		// No more than this may be pushed: it would have to be given back.
+	if polite && !e.ledger.ordered {
+		// No more than this may be pushed: it would have to be given back. Where there
+		// is an order, the consumer has to stay, see drain.
 		if err := e.cancel(ctx); err != nil {
 			polite, cause = false, errors.Join(cause, err)
 		}

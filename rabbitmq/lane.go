@@ -17,7 +17,8 @@ import (
 // A queue with several consumers has no order, whatever the lanes: who needs it
 // lets one consumer at a time have the queue (Declare.SingleActiveConsumer), or
 // gives each key a queue of its own. With lanes, messages that have to go back to
-// the broker go back together, see Config.AckTimeout.
+// the broker go back together, see Config.AckTimeout. A quorum queue keeps the order
+// of what goes back only while all its consumers have the same Prefetch.
 type LaneBy string
 
 // The lanes.

@@ -347,6 +347,44 @@ func TestAges(t *testing.T) {
 	}
 }
 
+// Where one consumer at a time has the queue, the other one gets nothing before
+// everything is back that this one has: neither when it closes, nor when messages
+// grow old.
+func TestOrderOverTwoProcesses(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"classic", "quorum"} {
+		for _, byAge := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, by age %v", kind, byAge), func(t *testing.T) {
+				t.Parallel()
+				l := newLab(t).declare(kind, amqp.Table{"x-single-active-consumer": true})
+				const n = 40
+				cfg := &rabbitmq.Config{AckTimeout: 4 * time.Second, Prefetch: 10, Lanes: rabbitmq.LaneQueue}
+				first := l.open(cfg)
+				l.publish(0, n)
+				held := l.receive(first, 3)
+				second := l.open(cfg)
+				l.ack(held[0])
+				want := 1
+				if byAge {
+					<-held[1].Recall
+					l.nothing(second)
+					l.ack(held[1:]...)
+					want = 3
+				} else {
+					l.close(first)
+				}
+				for i := want; i < want+20; i++ {
+					d := l.receive(second, 1)[0]
+					if string(d.Message.Body) != fmt.Sprintf("m%d", i) {
+						t.Fatalf("the other one got %s, want m%d", d.Message.Body, i)
+					}
+					l.ack(d)
+				}
+			})
+		}
+	}
+}
+
 // What is out and was not started goes back when it is asked for, and then fewer are
 // fetched, too. A slow handler alone changes nothing.
 func TestAgesOfWhatIsOut(t *testing.T) {

@@ -224,7 +224,7 @@ func (e *epoch) look(now time.Time) (replace bool, err error) {
 		}
 	}
 	if !e.ledger.aged(now) {
-		if e.idle.IsZero() && e.cfg.Stream == nil && e.window.grow(now, 2*e.ledger.limit) {
+		if e.idle.IsZero() && e.window.grow(now, 2*e.ledger.limit) {
 			return false, e.reconsume()
 		}
 		return false, nil
@@ -276,11 +276,13 @@ func (e *epoch) reconsume() error {
 
 // drain asks for everything, waits for it, and lets the channel end, which gives
 // back in order what is not acked. When nobody receives, it waits for somebody.
+//
+// The consumer stays until then: a single active consumer that is cancelled makes
+// room for another one, which would get what comes after the messages that are here.
+// And the window stays as it is: a quorum queue puts what comes back behind what
+// came back before and was not fetched again.
 func (e *epoch) drain(now time.Time, received bool) (replace bool, err error) {
 	st := e.ledger.stats()
-	if err := e.cancel(e.ctx); err != nil {
-		return false, err
-	}
 	e.recalled(st.out, st.waiting)
 	drained := e.ledger.drain()
 	t := time.NewTimer(st.oldest.Add(e.ledger.limit * 18 / 10).Sub(now))
@@ -295,11 +297,6 @@ func (e *epoch) drain(now time.Time, received bool) (replace bool, err error) {
 	case refusal := <-e.closed:
 		return false, channelError(refusal)
 	}
-	if received && st.waiting > 0 {
-		e.window.shrink(now)
-	}
-	if !received {
-		e.pauseAfter = true
-	}
+	e.pauseAfter = !received
 	return true, nil
 }
