@@ -12,6 +12,9 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
+// frameSize is the largest frame, the broker's own default.
+const frameSize = 128 << 10
+
 // dialer opens connections.
 type dialer struct {
 	addresses      []address
@@ -98,7 +101,6 @@ func (d *dialer) open(ctx context.Context, a address, raw net.Conn, user, passwo
 	greeted := &greeting{Conn: conn}
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName(d.clientID)
-	const frameSize = 128 << 10 // The broker's own.
 	opened, err := amqp.Open(greeted, amqp.Config{
 		SASL:  []amqp.Authentication{&login{PlainAuth: amqp.PlainAuth{Username: user, Password: password}, properties: properties}},
 		Vhost: a.vhost, Heartbeat: d.heartbeat, Properties: properties, Locale: "en_US", FrameSize: frameSize,

@@ -17,9 +17,10 @@ const maxShort = 255
 
 // notPublished are headers that a message has when it comes from a queue, and that
 // must not travel on: the broker checks the user's name, would drop a message of
-// its age, and counts by itself.
+// its age, counts by itself, and would send copies to the keys of CC and BCC.
 var notPublished = map[string]bool{
 	HeaderUserID: true, HeaderExpiration: true, HeaderExchange: true, headerDeliveryCount: true, headerStreamOffset: true,
+	"CC": true, "BCC": true,
 }
 
 // newPublishing makes of a message what is published, and its routing key.
@@ -50,7 +51,48 @@ func (c *PublisherConfig) newPublishing(m *broker.Message) (p amqp.Publishing, k
 			addEntry(&p, h)
 		}
 	}
+	if n := propertyBytes(&p); n > maxPropertyBytes {
+		return p, "", fmt.Errorf("%w: its headers have %d bytes, at most %d are allowed", ErrTooLarge, n, maxPropertyBytes)
+	}
 	return p, key, nil
+}
+
+// maxPropertyBytes is what properties and headers may have together: they travel in
+// one frame, and the broker ends the connection of whoever sends a larger one. What
+// a frame says besides them takes 22 bytes.
+const maxPropertyBytes = frameSize - 22
+
+// propertyBytes is how many bytes properties and headers take in a frame.
+func propertyBytes(p *amqp.Publishing) int {
+	n := 1 + 1 + 8 // Delivery mode, priority, timestamp.
+	for _, s := range []string{p.ContentType, p.ContentEncoding, p.CorrelationId, p.ReplyTo, p.MessageId, p.Type, p.AppId} {
+		n += 1 + len(s)
+	}
+	return n + valueBytes(p.Headers)
+}
+
+// valueBytes is how many bytes a value that addEntry makes takes, its kind not
+// counted.
+func valueBytes(value any) int {
+	const length = 4
+	n := length
+	switch v := value.(type) {
+	case nil:
+		return 0
+	case string:
+		n += len(v)
+	case []byte:
+		n += len(v)
+	case []any:
+		for _, e := range v {
+			n += 1 + valueBytes(e)
+		}
+	case amqp.Table:
+		for name, e := range v {
+			n += 1 + len(name) + 1 + valueBytes(e)
+		}
+	}
+	return n
 }
 
 // setProperty sets the property that a header stands for. It tells whether it did:

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"errors"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ func TestPublishing(t *testing.T) {
 			{Name: "type", Value: []byte("t")}, {Name: "app-id", Value: []byte("a")}, {Name: "priority", Value: []byte("7")},
 			{Name: "user-id", Value: []byte("forged")}, {Name: "expiration", Value: []byte("1")}, {Name: "amqp-exchange", Value: []byte("x")},
 			{Name: "x-delivery-count", Value: []byte("3")}, {Name: "x-stream-offset", Value: []byte("3")},
+			{Name: "CC", Value: []byte(`["k"]`)}, {Name: "BCC", Value: []byte(`["k"]`)},
 			{Name: "text", Value: []byte("ä")}, {Name: "bytes", Value: []byte{0xff}}, {Name: "empty", Value: []byte{}}, {Name: "nothing"},
 			{Name: "via", Value: []byte("a")}, {Name: "via", Value: []byte("b")}, {Name: "via", Value: []byte("c")},
 		},
@@ -55,6 +57,8 @@ func TestPublishingLimits(t *testing.T) {
 		{&broker.Message{Body: make([]byte, 11)}, "its body has 11 bytes"},
 		{&broker.Message{Key: []byte(long)}, "its key has 256 bytes"},
 		{&broker.Message{Headers: broker.Headers{{Name: long}}}, "a header's name has 256 bytes"},
+		{&broker.Message{Headers: broker.Headers{{Name: "a", Value: make([]byte, frameSize)}}}, "its headers have"},
+		{&broker.Message{Headers: slices.Repeat(broker.Headers{{Name: "a", Value: make([]byte, 91)}}, 1400)}, "its headers have"},
 	} {
 		_, _, err := cfg.newPublishing(row.message)
 		if err == nil || !strings.Contains(err.Error(), row.want) || errors.Is(err, ErrTooLarge) == (row.message == nil) {
