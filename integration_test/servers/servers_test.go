@@ -197,3 +197,21 @@ func TestRabbitMQTakesAndGives(t *testing.T) {
 		t.Errorf("management API: %s", answer.Status)
 	}
 }
+
+func TestSQSAnswers(t *testing.T) {
+	t.Parallel()
+	address := servers.SQS(t)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/?Action=ListQueues", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Timeout: time.Minute}
+	answer, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	if answer.StatusCode != http.StatusOK {
+		t.Errorf("ListQueues: %s", answer.Status)
+	}
+}

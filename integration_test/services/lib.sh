@@ -14,7 +14,7 @@ repo_dir=$(cd -- "$services_dir/../.." && pwd -P)
 
 # In the order in which they are started; stopped in the reverse order.
 # shellcheck disable=SC2034
-all_services=(pg15 pg18 pgdurable pgbouncer kafka kafkasecure kafka3 rabbitmq)
+all_services=(pg15 pg18 pgdurable pgbouncer kafka kafkasecure kafka3 rabbitmq elasticmq)
 
 # Exit code for "not on this machine"; callers tell it from a failure.
 cannot_run=3
