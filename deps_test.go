@@ -97,6 +97,11 @@ var licenses = []license{
 		why:     "the RabbitMQ client",
 	},
 	{
+		foreign: []string{"github.com/aws/aws-sdk-go-v2", "github.com/aws/smithy-go"},
+		to:      []string{"sqs/..."},
+		why:     "the SQS client and what it needs",
+	},
+	{
 		foreign: []string{"github.com/jackc/"},
 		to:      append([]string{"inbox/inboxpgx/..."}, testHarnesses...),
 		why:     "the PostgreSQL driver and what it needs; inboxsql leaves the driver to the user",
@@ -152,7 +157,7 @@ func TestDependencyRuleNoticesViolations(t *testing.T) {
 		"inbox/inboxsql":       {module + "/inbox", module + "/migrations", "database/sql"},
 		"kafka":                {module + "/broker", module + "/kafka/internal/wire", "github.com/segmentio/kafka-go/protocol"},
 		"rabbitmq":             {module + "/broker", "github.com/rabbitmq/amqp091-go"},
-		"sqs":                  {module + "/broker"},
+		"sqs":                  {module + "/broker", "github.com/aws/aws-sdk-go-v2/service/sqs", "github.com/aws/smithy-go"},
 		"migrations":           {"embed"},
 		"cmd/ackafter":         {module + "/kafka", module + "/inbox/inboxpgx", "github.com/spf13/cobra"},
 		"examples/quickstart":  {module + "/inbox", module + "/broker/memory", "modernc.org/sqlite"},
@@ -185,6 +190,7 @@ func TestDependencyRuleNoticesViolations(t *testing.T) {
 		{"kafka", "github.com/rabbitmq/amqp091-go", "the RabbitMQ client"},
 		{"rabbitmq", "github.com/segmentio/kafka-go", "the Kafka client"},
 		{"sqs", module + "/kafka", "never"},
+		{"kafka", "github.com/aws/aws-sdk-go-v2/aws", "the SQS client"},
 		{"migrations", "github.com/pressly/goose/v3", "no license"},
 		{"webhook", module + "/inbox", "no boundary"},
 	} {
