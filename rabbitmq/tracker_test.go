@@ -13,7 +13,7 @@ func TestTrackerModel(t *testing.T) {
 		var tr tracker
 		next, done := uint64(1), map[uint64]bool{}
 		var added []uint64
-		for range 300 {
+		for range 1000 {
 			if random.IntN(2) == 0 || len(added) == 0 {
 				next += uint64(1 + random.IntN(3)/2)
 				if !tr.add(next, nil) {
@@ -22,6 +22,9 @@ func TestTrackerModel(t *testing.T) {
 				added = append(added, next)
 			} else {
 				n := added[random.IntN(len(added))]
+				if seed%2 == 0 { // The first one stays open for long.
+					n = added[min(len(added)-1, 1+random.IntN(len(added)))]
+				}
 				if got := tr.done(n); got == done[n] {
 					t.Fatalf("seed %d: done(%d) = %v a time when it was %v before", seed, n, got, done[n])
 				}
@@ -54,5 +57,26 @@ func TestTrackerRefusesWhatIsNotBeyond(t *testing.T) {
 	}
 	if tr.done(7) {
 		t.Error("a number that was never added is done")
+	}
+}
+
+// One number that stays open does not keep all that come after it.
+func TestTrackerForgetsWhatIsDone(t *testing.T) {
+	t.Parallel()
+	var tr tracker
+	const n = 100_000
+	tr.add(1, nil)
+	for i := uint64(2); i <= n; i++ {
+		tr.add(i, nil)
+		if i > 10 {
+			tr.done(i - 9)
+		}
+	}
+	if len(tr.entries) > 1000 || tr.upTo != 0 || tr.last() != n || tr.done(50) {
+		t.Errorf("%d entries, upTo %d, last %d", len(tr.entries), tr.upTo, tr.last())
+	}
+	tr.done(1)
+	if tr.upTo != n-9 {
+		t.Errorf("upTo = %d, want %d", tr.upTo, n-9)
 	}
 }
