@@ -37,9 +37,18 @@ type connection struct {
 	watch          sync.WaitGroup
 }
 
+// addressErrors are why each of several addresses could not be used.
+type addressErrors []error
+
+// Error implements error.
+func (e addressErrors) Error() string { return errors.Join(e...).Error() }
+
+// Unwrap returns the reasons.
+func (e addressErrors) Unwrap() []error { return e }
+
 // connect tries the brokers in turn, in a random order.
 func (d *dialer) connect(ctx context.Context) (*connection, error) {
-	var errs []error
+	var errs addressErrors
 	for _, a := range shuffled(d.addresses) {
 		c, err := d.connectTo(ctx, a)
 		if err == nil {
@@ -50,7 +59,7 @@ func (d *dialer) connect(ctx context.Context) (*connection, error) {
 			break
 		}
 	}
-	return nil, errors.Join(errs...)
+	return nil, errs
 }
 
 func (d *dialer) connectTo(ctx context.Context, a address) (*connection, error) {

@@ -4,6 +4,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -140,13 +141,23 @@ func explain(err error, at step) error {
 
 // isFinal tells whether trying again is of no use.
 func isFinal(err error) bool {
-	for _, final := range []error{ErrNoQueue, ErrNoExchange, ErrNotAMQP, ErrLogin, ErrVHost, ErrForbidden, ErrLocked, ErrMismatch} {
+	for _, final := range []error{ErrNoQueue, ErrNoExchange, ErrLogin, ErrVHost, ErrForbidden, ErrLocked, ErrMismatch} {
 		if errors.Is(err, final) {
 			return true
 		}
 	}
+	// The others are about one address.
+	var each addressErrors
+	if errors.As(err, &each) {
+		return len(each) > 0 && !slices.ContainsFunc(each, func(err error) bool { return !isFinalAt(err) })
+	}
+	return isFinalAt(err)
+}
+
+// isFinalAt tells whether trying an address again is of no use.
+func isFinalAt(err error) bool {
 	var certificate *tls.CertificateVerificationError
-	return errors.As(err, &certificate)
+	return errors.Is(err, ErrNotAMQP) || errors.As(err, &certificate)
 }
 
 // isAckTimeout tells whether the broker closed the channel because a delivery was

@@ -22,7 +22,8 @@ import (
 // can be reached it tries again, logging why, until ctx ends; the error then wraps
 // ctx's error and the last reason. What only a person can mend is an error at once:
 // a wrong argument or Config, ErrNoQueue, ErrNotAMQP, ErrLogin, ErrVHost,
-// ErrForbidden, ErrLocked, ErrMismatch, and a certificate that cannot be verified. ctx has no
+// ErrForbidden, ErrLocked, ErrMismatch, and a certificate that cannot be verified;
+// ErrNotAMQP and the certificate only when all addresses are like that. ctx has no
 // part in what happens afterwards. Close the source when done.
 func Open(ctx context.Context, urls []string, queue string, cfg *Config) (*Source, error) {
 	addresses, err := parseAddresses(urls)

@@ -422,3 +422,40 @@ func TestVirtualHostWithASlash(t *testing.T) {
 		t.Errorf("open: %v, want ErrVHost", err)
 	}
 }
+
+// What is wrong with one address only is no reason to give up while the others may
+// come back.
+func TestOneOfSeveralAddressesIsWrong(t *testing.T) {
+	t.Parallel()
+	l := newLab(t).declare("classic", nil)
+	other := httptest.NewTLSServer(nil)
+	t.Cleanup(other.Close)
+	wrong := "amqps://guest:guest@" + other.Listener.Addr().String()
+	gone, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	down := "amqp://guest:guest@" + gone.Addr().String()
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	open := func(patience time.Duration, urls ...string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		s, err := rabbitmq.Open(ctx, urls, l.queue, &rabbitmq.Config{Logger: quiet()})
+		if err == nil {
+			l.close(s)
+		}
+		return err
+	}
+	if err := open(time.Second, wrong, down); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("one is wrong, one is down: %v, want that it is tried again", err)
+	}
+	var certificate *tls.CertificateVerificationError
+	if err := open(time.Minute, wrong, wrong); !errors.As(err, &certificate) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("all are wrong: %v, want to be told at once", err)
+	}
+	if err := open(time.Minute, wrong, l.url, down); err != nil {
+		t.Errorf("one is right: %v", err)
+	}
+}
