@@ -103,8 +103,8 @@ type Config struct {
 	//
 	// With Lanes, and for a stream, all that is out has to be settled, for at most
 	// nine tenths of AckTimeout, before it goes on, so that the order stays. Then
-	// everything that waits comes again, so let Prefetch be what is handled in half
-	// of AckTimeout.
+	// everything that waits comes again, which counts towards the delivery limit of a
+	// quorum queue, so let Prefetch be what is handled in half of AckTimeout.
 	AckTimeout time.Duration
 
 	// Lanes says what is worked on in order. Default LaneNone.

@@ -78,7 +78,7 @@ func (s *Source) openEpoch(ctx context.Context, conn *connection) (*epoch, error
 // abandon closes the channel of an epoch that never began.
 func (e *epoch) abandon(ctx context.Context) {
 	e.ledger.end()
-	e.closeChannel(ctx)
+	_ = e.closeChannel(ctx) // it is closed whatever comes back
 	e.pumps.Wait()
 }
 
@@ -224,9 +224,12 @@ func (e *epoch) cancel(ctx context.Context) error {
 }
 
 // closeChannel closes the channel; the broker gives everything back that is not
-// acked.
-func (e *epoch) closeChannel(ctx context.Context) {
-	_ = e.conn.call(ctx, e.ch.Close) // it is closed whatever comes back
+// acked. Without an error, it has what was sent before.
+func (e *epoch) closeChannel(ctx context.Context) error {
+	if err := e.conn.call(ctx, e.ch.Close); err != nil {
+		return fmt.Errorf("close the channel: %w", err)
+	}
+	return nil
 }
 
 // finish ends an epoch. With polite, what is settled is sent first; the error then
@@ -253,7 +256,10 @@ func (e *epoch) finish(ctx context.Context, cause error, polite bool) error {
 			e.sent.settle(ctx, e.ctx)
 		}
 	}
-	e.closeChannel(ctx)
+	closed := e.closeChannel(ctx)
+	if err == nil && polite {
+		err = closed
+	}
 	e.pumps.Wait()
 	unsent := e.unsent + e.ledger.unsent()
 	if err == nil && polite && ctx.Err() != nil {

@@ -128,24 +128,32 @@ func TestSilentDeath(t *testing.T) {
 	}
 }
 
-// Close does not wait for a connection that swallows everything.
+// Close does not wait for a connection that swallows everything, and says that acks
+// may not have arrived.
 func TestCloseInABlackHole(t *testing.T) {
 	t.Parallel()
-	l := newLab(t).declare("quorum", nil)
-	n := &network{}
-	s := l.open(&rabbitmq.Config{Dial: n.dial})
-	l.publish(0, 3)
-	ds := l.receive(s, 3)
-	n.blackHole()
-	l.ack(ds[0])
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	err := s.Close(ctx)
-	if ctx.Err() != nil {
-		t.Errorf("Close returned after its time")
-	}
-	if err == nil {
-		t.Error("Close did not say that an ack may not have arrived")
+	for _, lanes := range []rabbitmq.LaneBy{rabbitmq.LaneNone, rabbitmq.LaneQueue} {
+		for _, requests := range []time.Duration{300 * time.Millisecond, 10 * time.Second} {
+			t.Run(fmt.Sprintf("lanes %q, %v", lanes, requests), func(t *testing.T) {
+				t.Parallel()
+				l := newLab(t).declare("quorum", nil)
+				n := &network{}
+				s := l.open(&rabbitmq.Config{Dial: n.dial, Lanes: lanes, RequestTimeout: requests})
+				l.publish(0, 3)
+				ds := l.receive(s, 3)
+				n.blackHole()
+				l.ack(ds[0])
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				defer cancel()
+				err := s.Close(ctx)
+				if ctx.Err() != nil {
+					t.Errorf("Close returned after its time")
+				}
+				if err == nil {
+					t.Error("Close did not say that an ack may not have arrived")
+				}
+			})
+		}
 	}
 }
 
