@@ -118,7 +118,8 @@ type OnQueueDeleted interface {
 }
 
 // BlockedEvent says that the broker takes nothing from a connection because of an
-// alarm (memory, disk), or that it does again. It is about publishing: consuming
+// alarm (memory, disk), or that it does again. RabbitMQ tells only connections that
+// publish, so it is a Publisher that hears of it. It is about publishing: consuming
 // goes on.
 type BlockedEvent struct {
 	Blocked bool

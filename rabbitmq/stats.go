@@ -48,7 +48,8 @@ type Stats struct {
 	Epoch  int64  // of the channel; 0 when there is none
 	Host   string // of the broker; empty when there is no channel
 	// Blocked is why the broker takes nothing that is published on this connection;
-	// empty when it does.
+	// empty when it does, and when it does not tell: RabbitMQ tells only connections
+	// that publish, which a source's does not.
 	Blocked string
 	// Prefetch is how many messages are asked for at a time: less than
 	// Config.Prefetch for a while after messages grew old here.
