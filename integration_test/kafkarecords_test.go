@@ -97,16 +97,12 @@ func TestCompactedTopic(t *testing.T) {
 
 func newCompactedTopic(t *testing.T, brokers []string) *topic {
 	t.Helper()
-	tp := &topic{t: t, brokers: brokers, parts: 1, name: fmt.Sprintf("compacted-%d", time.Now().UnixNano()), client: &kafkago.Client{Addr: kafkago.TCP(brokers...), Timeout: 10 * time.Second}}
-	r, err := tp.client.CreateTopics(t.Context(), &kafkago.CreateTopicsRequest{Topics: []kafkago.TopicConfig{{
-		Topic: tp.name, NumPartitions: 1, ReplicationFactor: 1, ConfigEntries: []kafkago.ConfigEntry{
+	tp := newTopicOf(t, brokers, kafkago.TopicConfig{
+		NumPartitions: 1, ReplicationFactor: 1, ConfigEntries: []kafkago.ConfigEntry{
 			{ConfigName: "cleanup.policy", ConfigValue: "compact"}, {ConfigName: "segment.ms", ConfigValue: "100"},
 			{ConfigName: "min.cleanable.dirty.ratio", ConfigValue: "0.001"}, {ConfigName: "min.compaction.lag.ms", ConfigValue: "0"},
 		},
-	}}})
-	if err != nil || r.Errors[tp.name] != nil {
-		t.Fatalf("create topic: %v, %v", err, r)
-	}
+	})
 	return tp
 }
 

@@ -93,14 +93,21 @@ func newTopic(t *testing.T, brokers []string, partitions int) *topic {
 // newCopiedTopic makes a topic with several copies of each partition.
 func newCopiedTopic(t *testing.T, brokers []string, partitions, copies int) *topic {
 	t.Helper()
+	return newTopicOf(t, brokers, kafka.TopicConfig{NumPartitions: partitions, ReplicationFactor: copies})
+}
+
+// newTopicOf makes a topic of a configuration that has no name yet.
+func newTopicOf(t *testing.T, brokers []string, config kafka.TopicConfig) *topic {
+	t.Helper()
+	// The connections of another test may lead to brokers that it has stopped.
+	connections := &kafka.Transport{}
+	t.Cleanup(connections.CloseIdleConnections)
+	config.Topic = fmt.Sprintf("%s-%d", strings.ToLower(strings.NewReplacer("/", "-", " ", "-", "=", "-", ",", "").Replace(t.Name())), time.Now().UnixNano())
 	tp := &topic{
-		t: t, brokers: brokers, parts: partitions,
-		name:   fmt.Sprintf("%s-%d", strings.ToLower(strings.NewReplacer("/", "-", " ", "-", "=", "-", ",", "").Replace(t.Name())), time.Now().UnixNano()),
-		client: &kafka.Client{Addr: kafka.TCP(brokers...), Timeout: 10 * time.Second},
+		t: t, brokers: brokers, parts: max(config.NumPartitions, len(config.ReplicaAssignments)), name: config.Topic,
+		client: &kafka.Client{Addr: kafka.TCP(brokers...), Timeout: 10 * time.Second, Transport: connections},
 	}
-	r, err := tp.client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
-		Topic: tp.name, NumPartitions: partitions, ReplicationFactor: copies,
-	}}})
+	r, err := tp.client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{config}})
 	if err != nil || r.Errors[tp.name] != nil {
 		t.Fatalf("create topic: %v, %v", err, r)
 	}

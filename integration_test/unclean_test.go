@@ -25,18 +25,14 @@ func (c resetEvents) OnReset(_ context.Context, e kafka.ResetError) { c <- e }
 // show it. It is noticed, and none of the new records is skipped.
 func TestUncleanElection(t *testing.T) { //nolint:paralleltest // It breaks the cluster, and the machine is small.
 	cluster := servers.Kafka3(t)
-	tp := &topic{t: t, brokers: cluster.Brokers, parts: 1, name: fmt.Sprintf("unclean-%d", time.Now().UnixNano()), client: &kafkago.Client{Addr: kafkago.TCP(cluster.Brokers...), Timeout: 10 * time.Second}}
-	r, err := tp.client.CreateTopics(t.Context(), &kafkago.CreateTopicsRequest{Topics: []kafkago.TopicConfig{{
+	tp := newTopicOf(t, cluster.Brokers, kafkago.TopicConfig{
 		// Broker 3 is there for the controllers' majority only.
-		Topic: tp.name, NumPartitions: -1, ReplicationFactor: -1,
+		NumPartitions: -1, ReplicationFactor: -1,
 		ReplicaAssignments: []kafkago.ReplicaAssignment{{Partition: 0, Replicas: []int{1, 2}}},
 		ConfigEntries: []kafkago.ConfigEntry{
 			{ConfigName: "unclean.leader.election.enable", ConfigValue: "true"}, {ConfigName: "min.insync.replicas", ConfigValue: "1"},
 		},
-	}}})
-	if err != nil || r.Errors[tp.name] != nil {
-		t.Fatalf("create topic: %v, %v", err, r)
-	}
+	})
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	publish := func(from, n int) {
 		t.Helper()
