@@ -124,7 +124,7 @@ var testKits = append([]string{"broker/brokertest/...", "inbox/inboxtest/..."}, 
 var testHarnesses = []string{"inbox/internal/cutproxy", "inbox/internal/pgtest", "inbox/internal/pgxharness"}
 
 // mustExist are packages without which the boundaries above guard nothing.
-var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "rabbitmq", "migrations"}
+var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "rabbitmq", "sqs", "migrations"}
 
 // dependencies maps every package to all that it links, itself excluded.
 type dependencies map[string][]string

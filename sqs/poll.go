@@ -1,0 +1,153 @@
+package sqs
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"time"
+
+	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+)
+
+// finalAfter is for how long a refusal must last until Receive returns it.
+const finalAfter = 30 * time.Second
+
+// poll is a request for messages that has ended.
+type poll struct {
+	asked, got int
+	err        error
+}
+
+// poller starts requests for messages: for as many as Receive waits for, and more
+// at a time while they come back full.
+type poller struct {
+	*Source
+	ended   chan poll
+	active  int
+	asked   int // by those under way
+	allowed int // to be active
+	wait    backoff
+	bad     trouble
+	refused time.Time // since when the refusal lasts; zero: there is none
+}
+
+func (s *Source) poll() {
+	p := &poller{
+		Source: s, ended: make(chan poll), allowed: 1, wait: backoff{most: s.cfg.MaxBackoff}, bad: trouble{log: s.log, what: "receive"},
+	}
+	var resume <-chan time.Time // after a failure
+	for s.closing.Err() == nil {
+		if resume == nil {
+			p.start()
+		}
+		select {
+		case ended := <-p.ended:
+			if pause := p.end(ended); pause > 0 {
+				resume = time.After(pause)
+			}
+		case <-resume:
+			resume = nil
+		case <-s.wanted:
+		case <-s.closing.Done():
+		}
+	}
+	for p.active > 0 {
+		<-p.ended
+		p.active--
+	}
+}
+
+// start starts the requests that are wanted.
+func (p *poller) start() {
+	for p.active < p.allowed {
+		n := min(p.demand()-p.asked, batch)
+		if n <= 0 {
+			return
+		}
+		p.active++
+		p.asked += n
+		go func() { p.ended <- p.request(n) }()
+	}
+}
+
+// end notes the end of a request and returns for how long to wait before others.
+func (p *poller) end(ended poll) time.Duration {
+	p.active--
+	p.asked -= ended.asked
+	switch {
+	case p.closing.Err() != nil:
+		return 0
+	case ended.err != nil:
+		return p.failed(ended.err)
+	case ended.got == ended.asked:
+		p.allowed = min(p.allowed*2, p.cfg.Pollers)
+	case ended.got == 0:
+		p.allowed = max(p.allowed/2, 1)
+	}
+	p.bad.over(hookContext)
+	p.wait.reset()
+	p.refused = time.Time{}
+	p.setDown(nil)
+	return 0
+}
+
+func (p *poller) failed(err error) time.Duration {
+	p.allowed = 1
+	p.counters.receiveErrors.Add(1)
+	p.setDown(err)
+	attempt := p.bad.note(hookContext, err)
+	emit(p.cfg.Hooks, func(h OnReceiveError) {
+		h.OnReceiveError(hookContext, ReceiveErrorEvent{Attempt: attempt, Err: err})
+	})
+	switch {
+	case !isFinal(err):
+		p.refused = time.Time{}
+	case p.refused.IsZero():
+		p.refused = time.Now()
+	case time.Since(p.refused) >= p.lasting():
+		p.fail(errorf("sqs: receive", err))
+	}
+	return p.wait.next()
+}
+
+// request makes one request for messages.
+func (p *poller) request(n int) poll {
+	ctx, cancel := context.WithTimeout(p.closing, p.cfg.WaitTime+p.cfg.RequestTimeout)
+	defer cancel()
+	in := &awssqs.ReceiveMessageInput{
+		QueueUrl: &p.url, MaxNumberOfMessages: int32(n), //nolint:gosec // at most ten
+		WaitTimeSeconds:             int32(p.cfg.WaitTime / time.Second),          //nolint:gosec // at most 20 s
+		VisibilityTimeout:           int32(p.cfg.VisibilityTimeout / time.Second), //nolint:gosec // at most 12 h
+		MessageAttributeNames:       []string{"All"},
+		MessageSystemAttributeNames: []types.MessageSystemAttributeName{types.MessageSystemAttributeNameAll},
+	}
+	if p.fifo {
+		id := rand.Text() // When the client repeats the request, it gets the same messages.
+		in.ReceiveRequestAttemptId = &id
+	}
+	answer, err := p.client.ReceiveMessage(ctx, in)
+	if err != nil {
+		return poll{asked: n, err: explain(err)}
+	}
+	now := time.Now()
+	entries := make([]*entry, 0, len(answer.Messages))
+	for i := range answer.Messages {
+		entries = append(entries, p.toEntry(&answer.Messages[i], now))
+	}
+	p.counters.received.Add(int64(len(entries)))
+	if len(entries) > 0 {
+		p.lost(p.ledger.add(entries, now), errRedelivered)
+	}
+	return poll{asked: n, got: len(entries)}
+}
+
+// errRedelivered says why a delivery is lost that came again.
+var errRedelivered = errors.New("the message was delivered again")
+
+// lasting is for how long a refusal must last to be final.
+func (s *Source) lasting() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.finalAfter
+}
