@@ -14,10 +14,11 @@ const fifoSuffix = ".fifo"
 
 // address is what a queue's name, URL or ARN says.
 type address struct {
-	name    string
-	url     string // empty: has to be asked for
-	region  string // empty: not said
-	account string // empty: the caller's
+	name     string
+	url      string // empty: has to be asked for
+	region   string // empty: not said
+	account  string // empty: the caller's
+	endpoint string // of a URL that is not AWS's public one; empty: AWS's of the region
 }
 
 func (a address) fifo() bool { return strings.HasSuffix(a.name, fifoSuffix) }
@@ -60,8 +61,8 @@ func parseARN(arn string) (address, error) {
 	return address{name: parts[5], region: parts[3], account: parts[4]}, nil
 }
 
-// parseURL takes "https://sqs.REGION.amazonaws.com/ACCOUNT/NAME" apart; other hosts
-// say nothing about the region.
+// parseURL takes "https://sqs.REGION.amazonaws.com/ACCOUNT/NAME" apart; another host
+// says nothing about the region, and is where the requests go.
 func parseURL(text string) (address, error) {
 	bad := func(why string) (address, error) {
 		return address{}, fmt.Errorf("%w: URL of a queue: %s; it must be https://HOST/ACCOUNT/NAME", ErrMalformed, why)
@@ -82,9 +83,13 @@ func parseURL(text string) (address, error) {
 		return bad("the name " + err.Error())
 	}
 	a := address{name: name, url: text}
-	labels := strings.Split(u.Hostname(), ".")
-	if len(labels) >= 4 && labels[0] == "sqs" && labels[2] == "amazonaws" {
+	switch labels := strings.Split(u.Hostname(), "."); {
+	case len(labels) >= 4 && labels[0] == "sqs" && labels[2] == "amazonaws":
 		a.region = labels[1]
+	case len(labels) >= 4 && labels[1] == "queue" && labels[2] == "amazonaws":
+		a.region = labels[0] // an old form
+	default:
+		a.endpoint = u.Scheme + "://" + u.Host
 	}
 	return a, nil
 }

@@ -47,7 +47,11 @@ func newClient(ctx context.Context, cfg *Config, a address) (client Client, rele
 	if cfg.Region != "" {
 		region = cfg.Region
 	}
-	if region == "" && cfg.Endpoint != "" {
+	endpoint := cfg.Endpoint
+	if endpoint == "" {
+		endpoint = a.endpoint
+	}
+	if region == "" && endpoint != "" {
 		region = localRegion
 	}
 	if region == "" {
@@ -65,8 +69,8 @@ func newClient(ctx context.Context, cfg *Config, a address) (client Client, rele
 	}
 	return awssqs.NewFromConfig(loaded, func(o *awssqs.Options) {
 		o.Region = region
-		if cfg.Endpoint != "" {
-			o.BaseEndpoint = aws.String(cfg.Endpoint)
+		if endpoint != "" {
+			o.BaseEndpoint = aws.String(endpoint)
 		}
 	}), release, nil
 }

@@ -46,7 +46,8 @@ type Config struct {
 	Region string
 
 	// Endpoint is the base URL of the server, "http://host:port", for a VPC endpoint or
-	// a server that is not AWS's. Default: AWS's of the region. Not used with Client.
+	// a server that is not AWS's. Default: that of a URL whose host is not AWS's, else
+	// AWS's of the region. Not used with Client.
 	Endpoint string
 
 	// VisibilityTimeout is for how long a message is hidden from others, and so leased

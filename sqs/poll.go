@@ -88,7 +88,6 @@ func (p *poller) end(ended poll) time.Duration {
 	p.bad.over(hookContext)
 	p.wait.reset()
 	p.refused = time.Time{}
-	p.setDown(nil)
 	return 0
 }
 
@@ -130,6 +129,7 @@ func (p *poller) request(n int) poll {
 	if err != nil {
 		return poll{asked: n, err: explain(err)}
 	}
+	p.setDown(nil) // before anybody can see the messages
 	now := time.Now()
 	entries := make([]*entry, 0, len(answer.Messages))
 	for i := range answer.Messages {

@@ -56,13 +56,10 @@ func newTestClient(t testing.TB, address string, through http.RoundTripper) *aws
 var queues atomic.Int64
 
 // newQueue makes a queue that nothing else uses and returns its name and URL.
-func newQueue(t testing.TB, client *awssqs.Client, fifo bool, attributes map[string]string) (name, url string) {
+func newQueue(t testing.TB, client *awssqs.Client, fifo bool) (name, url string) {
 	t.Helper()
 	name = fmt.Sprintf("test-%d-%d", time.Now().UnixNano(), queues.Add(1))
 	in := &awssqs.CreateQueueInput{Attributes: map[string]string{}}
-	for k, v := range attributes {
-		in.Attributes[k] = v
-	}
 	if fifo {
 		name += fifoSuffix
 		in.Attributes["FifoQueue"] = "true"
@@ -122,7 +119,7 @@ type conformance struct {
 
 func (q *conformance) setup(t testing.TB) brokertest.Queue {
 	client := newTestClient(t, q.url, nil)
-	name, url := newQueue(t, client, q.fifo, nil)
+	name, url := newQueue(t, client, q.fifo)
 	network := &cuttable{transport: &http.Transport{MaxIdleConnsPerHost: 50}}
 	t.Cleanup(network.transport.CloseIdleConnections)
 	return brokertest.Queue{

@@ -27,7 +27,8 @@ func TestParseQueue(t *testing.T) {
 		{"arn:aws:sqs:eu-central-1:123456789012:orders.fifo", address{name: "orders.fifo", region: "eu-central-1", account: "123456789012"}, true, ""},
 		{"https://sqs.eu-west-1.amazonaws.com/123456789012/orders", address{name: "orders", region: "eu-west-1", url: "https://sqs.eu-west-1.amazonaws.com/123456789012/orders"}, false, ""},
 		{"https://sqs.cn-north-1.amazonaws.com.cn/123456789012/orders", address{name: "orders", region: "cn-north-1", url: "https://sqs.cn-north-1.amazonaws.com.cn/123456789012/orders"}, false, ""},
-		{"http://127.0.0.1:9324/000000000000/orders", address{name: "orders", url: "http://127.0.0.1:9324/000000000000/orders"}, false, ""},
+		{"http://127.0.0.1:9324/000000000000/orders", address{name: "orders", url: "http://127.0.0.1:9324/000000000000/orders", endpoint: "http://127.0.0.1:9324"}, false, ""},
+		{"https://eu-west-1.queue.amazonaws.com/123456789012/orders", address{name: "orders", region: "eu-west-1", url: "https://eu-west-1.queue.amazonaws.com/123456789012/orders"}, false, ""},
 
 		{"", address{}, false, "must not be empty"},
 		{".fifo", address{}, false, "must not be empty"},
