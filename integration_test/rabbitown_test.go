@@ -142,7 +142,7 @@ func rabbitDeepPrefetch(t *testing.T, server *servers.RabbitMQServer) (check fun
 }
 
 func (r *rabbitLine) checkDeepPrefetch(c *rabbitRun, began time.Time, returned []int) {
-	const most = 4
+	const most = 6
 	t, messages := r.T, len(returned)
 	t.Helper()
 	eventually(t, 2*time.Minute, "all are done", func() bool { return r.effects() == messages })

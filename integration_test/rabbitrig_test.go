@@ -77,10 +77,12 @@ func newRabbitQueue(t *testing.T, server *servers.RabbitMQServer, kind string, a
 	return r
 }
 
-// in is the same for a part of the test.
+// in is the same for a part of the test, over a connection of its own.
 func (r *rabbitLine) in(t *testing.T) *rabbitLine {
+	t.Helper()
 	part := *r
 	part.T = t
+	part.ch = part.channel()
 	return &part
 }
 
