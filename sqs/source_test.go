@@ -58,7 +58,7 @@ func (r *refusals) await(t testing.TB) {
 func TestDeletesInBatches(t *testing.T) {
 	t.Parallel()
 	f := newFake()
-	s := openFake(t, f, "orders", Config{AckDelay: 300 * time.Millisecond})
+	s := openFake(t, f, "orders", Config{AckDelay: 2 * time.Second})
 	f.send(numbered(23)...)
 	ack(t, receive(t, s, 23)...)
 	f.await(t, "delete batch", 3)
@@ -89,7 +89,7 @@ func TestFailedDeleteIsRetriedAlone(t *testing.T) {
 		}
 		return nil
 	}
-	s := openFake(t, f, "orders", Config{MaxBackoff: minBackoff})
+	s := openFake(t, f, "orders", Config{AckDelay: time.Minute, MaxBackoff: minBackoff})
 	f.send(numbered(10)...)
 	ack(t, receive(t, s, 10)...)
 	if err := closeNow(t, s); err != nil {
@@ -118,7 +118,7 @@ func TestSenderFaultIsNotRetriedForEver(t *testing.T) {
 	}
 	f.failAlone = func(string, int) error { return &smithy.GenericAPIError{Code: "AccessDenied", Message: "no"} }
 	r := newRefusals()
-	s := openFake(t, f, "orders", Config{MaxBackoff: minBackoff, Hooks: []Hook{r}})
+	s := openFake(t, f, "orders", Config{AckDelay: time.Second, MaxBackoff: minBackoff, Hooks: []Hook{r}})
 	f.send(numbered(3)...)
 	ack(t, receive(t, s, 3)...)
 	r.await(t)
@@ -171,7 +171,7 @@ func TestOldHandleIsAlreadyRedelivered(t *testing.T) {
 				return nil
 			}
 			r := newRefusals()
-			s := openFake(t, f, "orders", Config{Hooks: []Hook{r}})
+			s := openFake(t, f, "orders", Config{AckDelay: time.Second, Hooks: []Hook{r}})
 			f.send(numbered(2)...)
 			ack(t, receive(t, s, 2)...)
 			r.await(t)
@@ -215,6 +215,38 @@ func TestGroupGoesBackInOrder(t *testing.T) {
 	}
 }
 
+// case S3: the same for what was not handed out yet.
+func TestWhatWaitsOfTheGroupGoesBack(t *testing.T) {
+	t.Parallel()
+	f := newFake()
+	s := openFake(t, f, "orders.fifo", Config{})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Receive(ctx, 4)
+		ended <- err
+	}()
+	f.await(t, "receive", 1)
+	cancel() // The request goes on, and what it brings waits.
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatalf("receive: %v", err)
+	}
+	f.send(message("a", "g1"), message("b", "g1"), message("c", "g2"), message("d", "g1"))
+	if err := receive(t, s, 1)[0].Nack(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	f.await(t, "change", 3)
+	if want := []change{{"h-d", 0}, {"h-b", 0}, {"h-a", 0}}; !slices.Equal(f.changes, want) {
+		t.Errorf("went back: %v, want %v", f.changes, want)
+	}
+	if got := receive(t, s, 1); string(got[0].Message.Body) != "c" {
+		t.Errorf("received %v, want c", bodies(got))
+	}
+	if st := s.Stats(); st.Returned != 2 {
+		t.Errorf("got %+v", st)
+	}
+}
+
 // Nothing is asked for while nobody receives, and never more than wanted.
 func TestReceivesOnlyWhatIsWanted(t *testing.T) {
 	t.Parallel()
@@ -222,6 +254,9 @@ func TestReceivesOnlyWhatIsWanted(t *testing.T) {
 	s := openFake(t, f, "orders", Config{})
 	f.send(numbered(5)...)
 	got := receive(t, s, 3)
+	for range 3 { // It looks again whether something is wanted.
+		s.wanted <- struct{}{}
+	}
 	ack(t, got...)
 	if err := closeNow(t, s); err != nil {
 		t.Error(err)
