@@ -50,10 +50,12 @@ type rabbitFault struct {
 	spared bool
 }
 
-func doubledAck(*testing.T, *rabbitLine) rabbitFault {
+func doubledAck(t *testing.T, r *rabbitLine) rabbitFault {
 	wire := &stutter{}
-	return rabbitFault{cfg: rabbitmq.Config{Dial: wire.dial}, cause: "unknown delivery tag", strike: func(*rabbitRun) {
-		wire.on.Store(true) // The next ack does it.
+	return rabbitFault{cfg: rabbitmq.Config{Dial: wire.dial}, cause: "unknown delivery tag", strike: func(c *rabbitRun) {
+		wire.on.Store(true)
+		r.publish(19, 1) // It was handled before, so it is acked at once.
+		eventually(t, time.Minute, "the channel is closed", func() bool { return len(noted(&c.rabbitEvents, &c.ends)) > 0 })
 	}}
 }
 
