@@ -3,6 +3,7 @@ package integration_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -99,18 +100,24 @@ func newCopiedTopic(t *testing.T, brokers []string, partitions, copies int) *top
 // newTopicOf makes a topic of a configuration that has no name yet.
 func newTopicOf(t *testing.T, brokers []string, config kafka.TopicConfig) *topic {
 	t.Helper()
-	// The connections of another test may lead to brokers that it has stopped.
-	connections := &kafka.Transport{}
-	t.Cleanup(connections.CloseIdleConnections)
 	config.Topic = fmt.Sprintf("%s-%d", strings.ToLower(strings.NewReplacer("/", "-", " ", "-", "=", "-", ",", "").Replace(t.Name())), time.Now().UnixNano())
 	tp := &topic{
 		t: t, brokers: brokers, parts: max(config.NumPartitions, len(config.ReplicaAssignments)), name: config.Topic,
-		client: &kafka.Client{Addr: kafka.TCP(brokers...), Timeout: 10 * time.Second, Transport: connections},
+		client: &kafka.Client{Addr: kafka.TCP(brokers...), Timeout: 10 * time.Second},
 	}
-	r, err := tp.client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{config}})
-	if err != nil || r.Errors[tp.name] != nil {
-		t.Fatalf("create topic: %v, %v", err, r)
-	}
+	// The library's writers share its connections, and what they know of topics. One
+	// of another test may lead to a broker that it has stopped.
+	eventually(t, 30*time.Second, "create topic", func() bool {
+		r, err := tp.client.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{config}})
+		if err != nil {
+			t.Logf("create topic: %v", err)
+			return false
+		}
+		if err := r.Errors[tp.name]; err != nil && !errors.Is(err, kafka.TopicAlreadyExists) {
+			t.Fatalf("create topic: %v", err)
+		}
+		return true
+	})
 	return tp
 }
 
