@@ -274,6 +274,12 @@ func (r *rabbitLine) consumer(h inbox.Handler[pgx.Tx], cfg *inbox.Config) *inbox
 	if err != nil {
 		r.Fatal(err)
 	}
+	if cfg == nil {
+		cfg = &inbox.Config{}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	c, err := inbox.New(store, r.queue, keyfunc.JSON("id"), h, cfg)
 	if err != nil {
 		r.Fatal(err)
