@@ -55,6 +55,7 @@ func TestRabbitPoison(t *testing.T) {
 				t.Errorf("the good ones were done after %v", took)
 			}
 			eventually(t, time.Minute, "the bad one is dead", func() bool { return c.count(inbox.Dead) == 1 })
+			counts := r.settledCounts(good + 1).Stats
 			c.stop(t)
 			if len(runs) != attempts || c.attempts() != attempts-1 {
 				t.Fatalf("%d runs, %d retries; want %d attempts", len(runs), c.attempts(), attempts)
@@ -76,8 +77,8 @@ func TestRabbitPoison(t *testing.T) {
 					t.Errorf("%s = %d, want %d", query, got, want)
 				}
 			}
-			if n := r.settledCounts(good + 1); n.Stats.Deliver != good+1 || n.Stats.Redeliver != 0 || n.Stats.Ack != good+1 {
-				t.Errorf("the broker counts %+v, want each message delivered once", n.Stats)
+			if counts.Deliver != good+1 || counts.Redeliver != 0 || counts.Ack != good+1 {
+				t.Errorf("the broker counts %+v, want each message delivered once", counts)
 			}
 			r.empty()
 		})
@@ -129,12 +130,12 @@ func TestRabbitDeliveryLimitOutlastsOutage(t *testing.T) {
 	own.Start(t)
 	for _, row := range rows {
 		eventually(t, time.Minute, row.name+": all are done", func() bool { return row.run.count(inbox.FirstAttempt) == messages+1 })
+		n := row.line.settledCounts(messages + 1)
 		row.run.stop(t)
 		onceEach(t, row.line.pool, messages+1)
 		if n := row.run.attempts(); n != 0 {
 			t.Errorf("%s: %d attempts have failed", row.name, n)
 		}
-		n := row.line.settledCounts(messages + 1)
 		t.Logf("%s: the broker counts %+v; %+v", row.name, n.Stats, row.run.source.Stats())
 		if n.Stats.Redeliver != row.back*messages {
 			t.Errorf("%s: %d messages came again, want %d", row.name, n.Stats.Redeliver, row.back*messages)

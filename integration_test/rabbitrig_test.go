@@ -235,7 +235,8 @@ func (r *rabbitLine) counts() (c rabbitCounts) {
 	return c
 }
 
-// settledCounts are the counts when the broker has counted a number of acks.
+// settledCounts are the counts when the broker has counted a number of acks. What a
+// channel did just before its end is not always counted.
 func (r *rabbitLine) settledCounts(acks int) (c rabbitCounts) {
 	r.Helper()
 	eventually(r.T, time.Minute, fmt.Sprintf("%d acks are counted", acks), func() bool {
