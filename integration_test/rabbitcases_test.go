@@ -206,7 +206,7 @@ func TestRabbitLateAck(t *testing.T) {
 			}, &inbox.Config{BatchSize: 1}, &rabbitmq.Config{Dial: proxy.dial, MaxBackoff: 100 * time.Millisecond})
 			<-atCut
 			<-atCut
-			r.settledCounts(1) // The ack of m1 is there.
+			eventually(t, time.Minute, "the ack of m1 is there", r.has(2))
 			cut(t, proxy, host)
 			eventually(t, time.Minute, "all are done", func() bool { return c.count(inbox.FirstAttempt)+c.count(inbox.Replay) == 3+row.stale })
 			c.stop(t)
@@ -257,7 +257,7 @@ func TestRabbitLateAckInAnOwnLoop(t *testing.T) {
 			if err := old[0].Ack(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			r.settledCounts(1) // The ack of m1 is there.
+			eventually(t, time.Minute, "the ack of m1 is there", r.has(2))
 			first := make(chan inbox.Outcome, 1)
 			go func() { first <- process(old[1]) }()
 			<-inHandler
@@ -287,6 +287,15 @@ func TestRabbitLateAckInAnOwnLoop(t *testing.T) {
 			r.exactly("m-1", "m-2", "m-3")
 			r.empty()
 		})
+	}
+}
+
+// has tells whether the queue has so many messages.
+func (r *rabbitLine) has(messages int) func() bool {
+	return func() bool {
+		r.Helper()
+		n, _ := r.totals()
+		return n == messages
 	}
 }
 

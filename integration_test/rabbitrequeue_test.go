@@ -115,12 +115,8 @@ func TestRabbitDeliveryLimitOutlastsOutage(t *testing.T) {
 	}
 	<-time.After(time.Until(down.Add(length))) // This is how long the database is down.
 	for _, row := range rows {
-		var n rabbitCounts
-		eventually(t, 20*time.Second, row.name+": the broker has all messages", func() bool {
-			n = row.line.counts()
-			return n.Messages == messages
-		})
-		if n.Stats.Ack != 1 || n.Stats.Redeliver > row.back*messages {
+		eventually(t, 20*time.Second, row.name+": the broker has all messages", row.line.has(messages))
+		if n := row.line.counts(); n.Stats.Ack != 1 || n.Stats.Redeliver > row.back*messages {
 			t.Errorf("%s: the broker counts %+v, want none acked", row.name, n)
 		}
 		if st := row.run.source.Stats(); st.Paused != (row.back > 0) || st.Epochs != 1 || st.AckTimeouts != 0 {

@@ -235,6 +235,23 @@ func (r *rabbitLine) counts() (c rabbitCounts) {
 	return c
 }
 
+// totals are the messages of the queue and those of them that are out, as the broker
+// knew it a moment ago: other than the counts, they are not sampled every 5 s.
+func (r *rabbitLine) totals() (messages, unacked int) {
+	r.Helper()
+	var queues []struct {
+		rabbitCounts
+		Name string `json:"name"`
+	}
+	r.api(http.MethodGet, "queues/%2F?disable_stats=true&enable_queue_totals=true", nil, &queues)
+	for _, q := range queues {
+		if q.Name == r.queue {
+			return q.Messages, q.Unacknowledged
+		}
+	}
+	return -1, -1
+}
+
 // settledCounts are the counts when the broker has counted a number of acks. What a
 // channel did just before its end is not always counted.
 func (r *rabbitLine) settledCounts(acks int) (c rabbitCounts) {
