@@ -63,15 +63,19 @@ var boundaries = []boundary{
 		why: "plain SQL for any tool",
 	},
 	{
-		of: []string{"kafka/..."}, only: []string{"broker"},
+		of: []string{"internal/..."}, only: nil,
+		why: "what adapters have in common knows no broker",
+	},
+	{
+		of: []string{"kafka/..."}, only: []string{"broker", "internal/..."},
 		why: "adapters and inbox meet only in the user's main, and adapters never",
 	},
 	{
-		of: []string{"rabbitmq/..."}, only: []string{"broker"},
+		of: []string{"rabbitmq/..."}, only: []string{"broker", "internal/..."},
 		why: "adapters and inbox meet only in the user's main, and adapters never",
 	},
 	{
-		of: []string{"sqs/..."}, only: []string{"broker"},
+		of: []string{"sqs/..."}, only: []string{"broker", "internal/..."},
 		why: "adapters and inbox meet only in the user's main, and adapters never",
 	},
 }
@@ -124,7 +128,7 @@ var testKits = append([]string{"broker/brokertest/...", "inbox/inboxtest/..."}, 
 var testHarnesses = []string{"inbox/internal/cutproxy", "inbox/internal/pgtest", "inbox/internal/pgxharness"}
 
 // mustExist are packages without which the boundaries above guard nothing.
-var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "rabbitmq", "sqs", "migrations"}
+var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "rabbitmq", "sqs", "internal/retry", "internal/lanename", "migrations"}
 
 // dependencies maps every package to all that it links, itself excluded.
 type dependencies map[string][]string

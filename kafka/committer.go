@@ -6,6 +6,8 @@ import (
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // committer commits the offsets of one generation: by time, when it is kicked,
@@ -14,7 +16,7 @@ import (
 type committer struct {
 	ledger   *ledger
 	interval time.Duration // 0: only when kicked
-	backoff  backoff
+	backoff  retry.Backoff
 	kicked   chan struct{} // holds a token when kicked
 
 	// send commits the offsets and notes the answer in each item.
@@ -67,12 +69,12 @@ func (c *committer) flush(stop, hard context.Context) error {
 		err := c.send(hard, items)
 		c.ledger.wasCommitted(items)
 		if err == nil {
-			c.backoff.reset()
+			c.backoff.Reset()
 			c.done()
 			continue
 		}
-		c.failed(c.backoff.tries+1, err)
-		if isOver(err) || hard.Err() != nil || !c.backoff.sleep(stop) {
+		c.failed(c.backoff.Tries()+1, err)
+		if isOver(err) || hard.Err() != nil || !c.backoff.Sleep(stop) {
 			return err
 		}
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // fakeGroup is the coordinator's side of commits.
@@ -23,7 +25,7 @@ type fakeGroup struct {
 
 func newCommitter(d *desk, g *fakeGroup) *committer {
 	c := &committer{
-		ledger: d.ledger, interval: time.Second, backoff: backoff{most: 5 * time.Second}, kicked: make(chan struct{}, 1),
+		ledger: d.ledger, interval: time.Second, backoff: retry.Backoff{Most: 5 * time.Second}, kicked: make(chan struct{}, 1),
 		send: func(ctx context.Context, items []commitItem) error {
 			g.mu.Lock()
 			defer g.mu.Unlock()
@@ -126,7 +128,7 @@ func TestCommitterTriesAgain(t *testing.T) {
 		if took < 300*time.Millisecond || took > time.Second {
 			t.Errorf("three failures took %v, want a growing time between attempts", took)
 		}
-		if c.backoff.tries != 0 {
+		if c.backoff.Tries() != 0 {
 			t.Error("the time between attempts does not begin anew")
 		}
 	})

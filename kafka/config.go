@@ -8,6 +8,8 @@ import (
 	"net"
 	"slices"
 	"time"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // The defaults of Config.
@@ -319,7 +321,7 @@ func (c *Config) validate() error {
 		configTime{"DialTimeout", c.DialTimeout, minTimeout},
 		configTime{"RequestTimeout", c.RequestTimeout, minTimeout},
 		configTime{"CloseTimeout", c.CloseTimeout, minTimeout},
-		configTime{"MaxBackoff", c.MaxBackoff, minBackoff},
+		configTime{"MaxBackoff", c.MaxBackoff, retry.MinBackoff},
 		configTime{"HeartbeatInterval", c.HeartbeatInterval, minTimeout},
 		configTime{"SessionTimeout", c.SessionTimeout, minTimeout},
 		configTime{"RebalanceTimeout", c.RebalanceTimeout, minTimeout},

@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // logged returns how many lines of a log say all of that.
@@ -172,7 +173,7 @@ func TestLateAcksCount(t *testing.T) {
 	for i, tc := range []struct {
 		after time.Duration
 		want  int
-	}{{0, 1}, {0, 0}, {time.Second, 0}, {remindEvery, 3}, {remindEvery, 0}, {2 * remindEvery, 2}} {
+	}{{0, 1}, {0, 0}, {time.Second, 0}, {retry.RemindEvery, 3}, {retry.RemindEvery, 0}, {2 * retry.RemindEvery, 2}} {
 		if got := l.note(now.Add(tc.after)); got != tc.want {
 			t.Errorf("ack %d: %d to log, want %d", i, got, tc.want)
 		}
@@ -206,7 +207,7 @@ func TestPauseLog(t *testing.T) {
 			pause()
 		}
 		check(1)
-		<-time.After(remindEvery)
+		<-time.After(retry.RemindEvery)
 		for range 10 {
 			pause()
 		}

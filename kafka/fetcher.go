@@ -9,6 +9,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 
+	"github.com/ackafter/ackafter/internal/retry"
 	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
@@ -44,8 +45,8 @@ type fetcher struct {
 	size    fetchSize
 	conn    *wire.Conn
 	stale   time.Time // what is known about the leader must be newer
-	backoff backoff
-	trouble trouble
+	backoff retry.Backoff
+	trouble retry.Trouble
 	beyond  []time.Time // when the offset was beyond the end, in a row
 
 	pauseAt     time.Time // when the last pause was logged
@@ -66,8 +67,8 @@ func newFetcher(s *session, p *partition, at start) *fetcher {
 	return &fetcher{
 		session: s, part: p, start: at, epoch: -1, restarts: make(chan struct{}, 1),
 		size:    fetchSize{most: s.cfg.FetchBytes, share: s.share, expand: guessExpand},
-		backoff: backoff{most: s.cfg.MaxBackoff},
-		trouble: trouble{log: s.log.With("partition", p.topicPartition.String()), what: "fetch"},
+		backoff: retry.Backoff{Most: s.cfg.MaxBackoff},
+		trouble: newTrouble(s.log.With("partition", p.topicPartition.String()), "fetch"),
 	}
 }
 
@@ -92,7 +93,7 @@ func (f *fetcher) run(ctx context.Context) {
 			f.recovered(ctx)
 		default:
 			f.failed(ctx, err)
-			f.backoff.sleep(ctx)
+			f.backoff.Sleep(ctx)
 		}
 	}
 }
@@ -367,7 +368,7 @@ func (f *fetcher) notePause(ctx context.Context, e PauseEvent) {
 func (f *fetcher) logPause(ctx context.Context, e PauseEvent) {
 	name := f.part.topicPartition.String()
 	switch {
-	case e.Paused && time.Since(f.pauseAt) >= remindEvery:
+	case e.Paused && time.Since(f.pauseAt) >= retry.RemindEvery:
 		f.pauseAt, f.pauseLogged = time.Now(), true
 		f.log.InfoContext(ctx, "kafka: fetching is paused, there is no room for more", "partition", name)
 	case !e.Paused && f.pauseLogged:
@@ -398,8 +399,8 @@ func (f *fetcher) disconnect() {
 }
 
 func (f *fetcher) recovered(ctx context.Context) {
-	f.backoff.reset()
-	if f.trouble.tries > 0 {
+	f.backoff.Reset()
+	if f.trouble.Tries() > 0 {
 		f.ledger.note(f.part, nil, false)
 		f.reconnected(ctx, &f.trouble, f.part.topicPartition.String())
 	}
@@ -411,11 +412,11 @@ func (f *fetcher) failed(ctx context.Context, err error) {
 	f.stale = time.Now()
 	f.counters.fetchErrors.Add(1)
 	f.ledger.note(f.part, err, false)
-	n := f.trouble.note(ctx, err)
+	n := f.trouble.Note(ctx, err)
 	emit(f.cfg.Hooks, func(h OnReconnect) {
 		h.OnReconnect(hookContext(ctx), ReconnectEvent{What: f.part.topicPartition.String(), Attempt: n, Err: err})
 	})
-	if errors.Is(err, kafkago.TopicAuthorizationFailed) && f.trouble.lasts() > accessGrace {
+	if errors.Is(err, kafkago.TopicAuthorizationFailed) && f.trouble.Lasts() > accessGrace {
 		f.fail(fmt.Errorf("kafka: topic %q: %w to read: %w", f.part.topic, ErrForbidden, err))
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
+	"github.com/ackafter/ackafter/internal/retry"
 	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
@@ -19,10 +20,10 @@ type group struct {
 	members *kafkago.ConsumerGroup
 	shared  *shared
 	member  string // of the last generation
-	trouble trouble
+	trouble retry.Trouble
 	told    bool // of the trouble, to OnReconnect
-	backoff backoff
-	flaps   backoff // between generations that end at once
+	backoff retry.Backoff
+	flaps   retry.Backoff // between generations that end at once
 }
 
 // joinGroup starts the membership; the connections are those of dialer, which
@@ -43,7 +44,7 @@ func (s *Source) joinGroup() (*group, error) {
 		HeartbeatInterval: s.cfg.HeartbeatInterval,
 		SessionTimeout:    s.cfg.SessionTimeout,
 		RebalanceTimeout:  s.cfg.RebalanceTimeout,
-		JoinGroupBackoff:  minBackoff, // what is between two attempts is decided in run
+		JoinGroupBackoff:  retry.MinBackoff, // what is between two attempts is decided in run
 		StartOffset:       kafkago.FirstOffset,
 		Timeout:           s.cfg.RequestTimeout,
 	})
@@ -52,9 +53,9 @@ func (s *Source) joinGroup() (*group, error) {
 	}
 	return &group{
 		Source: s, members: members, shared: last,
-		trouble: trouble{log: s.log, what: "join the group"},
-		backoff: backoff{most: s.cfg.MaxBackoff},
-		flaps:   backoff{most: s.cfg.MaxBackoff},
+		trouble: newTrouble(s.log, "join the group"),
+		backoff: retry.Backoff{Most: s.cfg.MaxBackoff},
+		flaps:   retry.Backoff{Most: s.cfg.MaxBackoff},
 	}, nil
 }
 
@@ -77,9 +78,9 @@ func (g *group) run(ctx context.Context) {
 		if g.told {
 			g.reconnected(ctx, &g.trouble, "group")
 		}
-		g.trouble.over(ctx)
+		g.trouble.Over(ctx)
 		g.told = false
-		g.backoff.reset()
+		g.backoff.Reset()
 		g.member = gen.MemberID
 		served := make(chan struct{})
 		gen.Start(func(revoked context.Context) {
@@ -101,9 +102,9 @@ func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 	se.run(ctx, revoked)
 	g.leave()
 	if se.over.given() && time.Since(began) < time.Second {
-		g.flaps.sleep(ctx) // a coordinator that refuses whom it let in must not make a hot loop
+		g.flaps.Sleep(ctx) // a coordinator that refuses whom it let in must not make a hot loop
 	} else {
-		g.flaps.reset()
+		g.flaps.Reset()
 	}
 
 	// If the generation ended because the coordinator is gone, the member waits
@@ -118,7 +119,7 @@ func (g *group) serve(ctx, revoked context.Context, gen *kafkago.Generation) {
 			return
 		}
 		g.note(ctx, err)
-		g.backoff.sleep(ctx)
+		g.backoff.Sleep(ctx)
 	}
 }
 
@@ -136,15 +137,15 @@ func (g *group) failed(ctx context.Context, err error) {
 			g.member = ""
 		}
 	}
-	g.backoff.sleep(ctx)
+	g.backoff.Sleep(ctx)
 }
 
 // note takes one more failure to be in the group. A permission that is missing for
 // too long ends the source.
 func (g *group) note(ctx context.Context, err error) {
-	n := g.trouble.note(ctx, err)
+	n := g.trouble.Note(ctx, err)
 	g.setGroupError(err)
-	if g.trouble.lasts() > accessGrace {
+	if g.trouble.Lasts() > accessGrace {
 		if denied := g.forbidden(ctx, err); denied != nil {
 			g.fail(denied)
 		}

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ackafter/ackafter/internal/retry"
 	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
@@ -15,11 +16,11 @@ type lagMeter struct {
 	*session
 	conns   map[string]*wire.Conn // by address; those of the last time
 	stale   time.Time             // what is known about leaders must be newer
-	trouble trouble
+	trouble retry.Trouble
 }
 
 func newLagMeter(se *session) *lagMeter {
-	return &lagMeter{session: se, trouble: trouble{log: se.log, what: "ask for the ends of the logs"}}
+	return &lagMeter{session: se, trouble: newTrouble(se.log, "ask for the ends of the logs")}
 }
 
 // run works until ctx ends.
@@ -35,9 +36,9 @@ func (m *lagMeter) run(ctx context.Context) {
 		}
 		if err := m.refresh(ctx); err != nil && ctx.Err() == nil {
 			m.stale = time.Now()
-			m.trouble.note(ctx, err)
+			m.trouble.Note(ctx, err)
 		} else if err == nil {
-			m.trouble.over(ctx)
+			m.trouble.Over(ctx)
 		}
 		if ctx.Err() != nil {
 			return

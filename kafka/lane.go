@@ -2,51 +2,25 @@ package kafka
 
 import (
 	"container/heap"
-	"crypto/sha256"
-	"encoding/hex"
 	"slices"
 	"strconv"
 	"time"
-)
 
-// maxLaneKey is how long an encoded key in a lane's name may be; longer ones
-// appear as their hash.
-const maxLaneKey = 200
+	"github.com/ackafter/ackafter/internal/lanename"
+)
 
 // partitionLane names the lane of records without a key: "orders/3".
 func partitionLane(topic string, partition int32) string {
 	return topic + "/" + strconv.Itoa(int(partition))
 }
 
-// keyLane names the lane of a key: "orders/3/A1". Two keys never share a name:
-// bytes other than printable ASCII, and '%', are written as %XX, and a key too
-// long for a name is "%sha256:" and its hash, which no key is written as. A nil
-// key goes to the partition's lane, an empty one does not.
+// keyLane names the lane of a key: "orders/3/A1", see lanename.Of. A nil key goes to
+// the partition's lane, an empty one does not.
 func keyLane(partitionLane string, key []byte) string {
 	if key == nil {
 		return partitionLane
 	}
-	name := make([]byte, 0, len(partitionLane)+1+len(key))
-	name = append(name, partitionLane...)
-	name = append(name, '/')
-	start := len(name)
-	for _, c := range key {
-		if len(name)-start > maxLaneKey {
-			break
-		}
-		if c > ' ' && c < 0x7f && c != '%' {
-			name = append(name, c)
-			continue
-		}
-		const digits = "0123456789ABCDEF"
-		name = append(name, '%', digits[c>>4], digits[c&15])
-	}
-	if len(name)-start > maxLaneKey {
-		sum := sha256.Sum256(key)
-		name = append(name[:start], "%sha256:"...)
-		name = hex.AppendEncode(name, sum[:])
-	}
-	return string(name)
+	return lanename.Of(partitionLane, key)
 }
 
 // lane is an ordering domain of one partition while anything of it is out or

@@ -14,6 +14,7 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
+	"github.com/ackafter/ackafter/internal/retry"
 	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
@@ -158,8 +159,8 @@ func (s *Source) check(ctx context.Context) error {
 // patiently calls check until it returns no error, one that is final, or ctx
 // ends. settled tells check that new topics had the time to get around.
 func patiently(ctx context.Context, log *slog.Logger, brokers []string, maxBackoff time.Duration, check func(ctx context.Context, settled bool) error) error {
-	wait := backoff{most: maxBackoff}
-	bad := trouble{log: log, what: "open"}
+	wait := retry.Backoff{Most: maxBackoff}
+	bad := newTrouble(log, "open")
 	began, waits := time.Now(), 0
 	var last error
 	for {
@@ -169,7 +170,7 @@ func patiently(ctx context.Context, log *slog.Logger, brokers []string, maxBacko
 		}
 		switch {
 		case err == nil:
-			bad.over(ctx)
+			bad.Over(ctx)
 			return nil
 		case isFinal(err) && !errors.Is(err, kafkago.UnknownTopicOrPartition):
 			return fmt.Errorf("kafka: open: %w", err)
@@ -178,9 +179,9 @@ func patiently(ctx context.Context, log *slog.Logger, brokers []string, maxBacko
 				log.InfoContext(ctx, "kafka: a topic is missing; it may be new", "error", err, "wait", newTopicGrace)
 			}
 		case !ended(ctx):
-			bad.note(ctx, err, "brokers", brokers)
+			bad.Note(ctx, err, "brokers", brokers)
 		}
-		if !wait.sleep(ctx) {
+		if !wait.Sleep(ctx) {
 			return fmt.Errorf("kafka: open: %w; last: %w", ctx.Err(), last)
 		}
 	}

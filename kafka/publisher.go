@@ -13,6 +13,7 @@ import (
 	"github.com/segmentio/kafka-go/protocol"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/retry"
 	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
@@ -105,18 +106,18 @@ func newPublisher(brokers []string, topic string, cfg *PublisherConfig) *Publish
 		Balancer: kafkago.Murmur2Balancer{}, RequiredAcks: kafkago.RequireAll,
 		BatchTimeout: 5 * time.Millisecond, BatchBytes: int64(cfg.MaxMessageBytes),
 		ReadTimeout: cfg.RequestTimeout, WriteTimeout: cfg.RequestTimeout, Compression: kafkago.Compression(cfg.Compression), //nolint:gosec // validated
-		MaxAttempts: attempts(cfg.PublishTimeout, cfg.MaxBackoff), WriteBackoffMin: minBackoff, WriteBackoffMax: cfg.MaxBackoff,
+		MaxAttempts: attempts(cfg.PublishTimeout, cfg.MaxBackoff), WriteBackoffMin: retry.MinBackoff, WriteBackoffMax: cfg.MaxBackoff,
 		ErrorLogger: kafkago.LoggerFunc(p.noteFailure),
 	}
 	return p
 }
 
 // attempts returns how many attempts take at least the given time, so that it is
-// the call's deadline that decides. The n-th is followed by n*n*minBackoff, which
+// the call's deadline that decides. The n-th is followed by n*n*retry.MinBackoff, which
 // must not overflow.
 func attempts(within, maxBackoff time.Duration) int {
 	const most = 100_000
-	growing := math.Sqrt(float64(maxBackoff) / float64(minBackoff))
+	growing := math.Sqrt(float64(maxBackoff) / float64(retry.MinBackoff))
 	return min(2+int(growing)+int(within/maxBackoff), most)
 }
 
@@ -241,7 +242,7 @@ func (p *Publisher) noteFailure(_ string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.failure = err
-	if now := time.Now(); now.Sub(p.logged) >= remindEvery {
+	if now := time.Now(); now.Sub(p.logged) >= retry.RemindEvery {
 		p.logged = now
 		p.cfg.Logger.Warn("kafka: an attempt to publish failed", "topic", p.topic, "error", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/ackafter/ackafter/internal/retry"
 	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
@@ -145,7 +146,7 @@ func (c *PublisherConfig) validate() error {
 		configTime{"RequestTimeout", c.RequestTimeout, minTimeout},
 		configTime{"PublishTimeout", c.PublishTimeout, minTimeout},
 		configTime{"CloseTimeout", c.CloseTimeout, minTimeout},
-		configTime{"MaxBackoff", c.MaxBackoff, minBackoff},
+		configTime{"MaxBackoff", c.MaxBackoff, retry.MinBackoff},
 	); err != nil {
 		return err
 	}

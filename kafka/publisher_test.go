@@ -22,6 +22,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // quickPublisher is a configuration that does not make a test wait.
@@ -266,13 +267,13 @@ func TestPublishTooLarge(t *testing.T) {
 func TestPublishAttempts(t *testing.T) {
 	t.Parallel()
 	for _, within := range []time.Duration{time.Millisecond, 30 * time.Second, 24 * time.Hour} {
-		for _, most := range []time.Duration{minBackoff, 250 * time.Millisecond, 5 * time.Second, 24 * time.Hour} {
+		for _, most := range []time.Duration{retry.MinBackoff, 250 * time.Millisecond, 5 * time.Second, 24 * time.Hour} {
 			n := attempts(within, most)
 			var waits time.Duration
 			for i := 1; i < n; i++ {
-				waits += min(time.Duration(i*i)*minBackoff, most)
+				waits += min(time.Duration(i*i)*retry.MinBackoff, most)
 			}
-			if n > 100_000 || waits < min(within, 100_000*minBackoff-minBackoff) {
+			if n > 100_000 || waits < min(within, 100_000*retry.MinBackoff-retry.MinBackoff) {
 				t.Errorf("%d attempts last %v, want %v", n, waits, within)
 			}
 		}

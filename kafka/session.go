@@ -10,6 +10,8 @@ import (
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // session is one generation of the group: what was assigned, and the goroutines
@@ -19,7 +21,7 @@ type session struct {
 	id        epoch
 	ledger    *ledger
 	committer *committer
-	commits   trouble // of the goroutine that commits
+	commits   retry.Trouble // of the goroutine that commits
 	fetchers  []*fetcher
 	share     int            // of Config.BufferBytes, for each partition
 	shared    map[string]int // partitions by topic that this member, as the leader, has shared out; nil when it was not
@@ -68,10 +70,10 @@ func newSession(s *Source, gen *kafkago.Generation, tps []topicPartition) *sessi
 		Source: s, id: epoch{gen.ID, gen.MemberID},
 		over: once{c: make(chan struct{})}, rejoin: once{c: make(chan struct{})},
 		share:   max(s.cfg.BufferBytes/max(len(tps), 1), 1),
-		commits: trouble{log: s.log, what: "commit offsets"},
+		commits: newTrouble(s.log, "commit offsets"),
 	}
 	se.committer = &committer{
-		interval: s.cfg.CommitInterval, backoff: backoff{most: s.cfg.MaxBackoff}, kicked: make(chan struct{}, 1),
+		interval: s.cfg.CommitInterval, backoff: retry.Backoff{Most: s.cfg.MaxBackoff}, kicked: make(chan struct{}, 1),
 		send: func(ctx context.Context, items []commitItem) error {
 			return s.coordinator.commit(ctx, se.id, items)
 		},
@@ -138,7 +140,7 @@ func (se *session) run(ctx, revoked context.Context) { //nolint:contextcheck // 
 func (se *session) keepAlive(stop <-chan struct{}) {
 	t := time.NewTicker(se.cfg.HeartbeatInterval)
 	defer t.Stop()
-	bad := trouble{log: se.log, what: "heartbeat"}
+	bad := newTrouble(se.log, "heartbeat")
 	for {
 		select {
 		case <-stop:
@@ -152,12 +154,12 @@ func (se *session) keepAlive(stop <-chan struct{}) {
 		err := se.coordinator.heartbeat(se.ctx, se.id)
 		switch {
 		case err == nil:
-			bad.over(se.ctx)
+			bad.Over(se.ctx)
 		case isOver(err):
 			se.log.WarnContext(se.ctx, "kafka: the group has given this member up", "generation", se.id.generation, "error", err)
 			se.over.signal()
 		case se.ctx.Err() == nil:
-			bad.note(se.ctx, err)
+			bad.Note(se.ctx, err)
 		}
 	}
 }
@@ -199,8 +201,8 @@ func (se *session) prepare(ctx context.Context) ([]start, map[string]int, error)
 	for i, p := range se.ledger.partitions {
 		tps[i] = p.topicPartition
 	}
-	wait := backoff{most: se.cfg.MaxBackoff}
-	bad := trouble{log: se.log, what: "read the group's offsets"}
+	wait := retry.Backoff{Most: se.cfg.MaxBackoff}
+	bad := newTrouble(se.log, "read the group's offsets")
 	var foreign []time.Time // looks in a row at which offsets belonged to other topics
 	for {
 		starts, partitions, err := se.lookUp(ctx, tps)
@@ -212,20 +214,20 @@ func (se *session) prepare(ctx context.Context) ([]start, map[string]int, error)
 			}
 		}
 		if err == nil {
-			bad.over(ctx)
+			bad.Over(ctx)
 			return starts, partitions, se.resetForeign(ctx, tps, starts)
 		}
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
-		bad.note(ctx, err)
+		bad.Note(ctx, err)
 		se.setGroupError(err)
-		if bad.lasts() > accessGrace {
+		if bad.Lasts() > accessGrace {
 			if denied := se.forbidden(ctx, err); denied != nil {
 				se.fail(denied)
 			}
 		}
-		if !wait.sleep(ctx) {
+		if !wait.Sleep(ctx) {
 			return nil, nil, ctx.Err()
 		}
 	}
@@ -315,7 +317,7 @@ func (se *session) lastCommit(began time.Time) error {
 	left := time.Until(began.Add(se.cfg.RebalanceTimeout - se.cfg.HeartbeatInterval))
 	ctx, cancel := context.WithTimeout(se.ctx, max(min(left/2, se.cfg.RequestTimeout), minTimeout))
 	defer cancel()
-	se.committer.backoff.reset()
+	se.committer.backoff.Reset()
 	if err := se.committer.flush(ctx, ctx); err != nil {
 		return fmt.Errorf("commit offsets: %w", err)
 	}

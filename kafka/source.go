@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/retry"
 	"github.com/ackafter/ackafter/kafka/internal/wire"
 )
 
@@ -277,9 +278,9 @@ func (s *Source) staleAck(r *record) {
 }
 
 // reconnected reports that something works again.
-func (s *Source) reconnected(ctx context.Context, t *trouble, what string) {
-	e := ReconnectedEvent{What: what, Attempts: t.tries, After: t.lasts()}
-	t.over(ctx)
+func (s *Source) reconnected(ctx context.Context, t *retry.Trouble, what string) {
+	e := ReconnectedEvent{What: what, Attempts: t.Tries(), After: t.Lasts()}
+	t.Over(ctx)
 	emit(s.cfg.Hooks, func(h OnReconnected) { h.OnReconnected(hookContext(ctx), e) })
 }
 
@@ -289,7 +290,7 @@ func (se *session) commitFailed(attempt int, err error) {
 	se.commitErr = err
 	se.mu.Unlock()
 	se.counters.commitErrors.Add(1)
-	se.commits.note(context.Background(), err)
+	se.commits.Note(context.Background(), err)
 	emit(se.cfg.Hooks, func(h OnCommitError) {
 		h.OnCommitError(context.Background(), CommitErrorEvent{Attempt: attempt, Err: err})
 	})
@@ -298,7 +299,7 @@ func (se *session) commitFailed(attempt int, err error) {
 // commitWorked notes a commit that was taken.
 func (se *session) commitWorked() {
 	se.counters.commits.Add(1)
-	se.commits.over(context.Background())
+	se.commits.Over(context.Background())
 	se.mu.Lock()
 	se.commitErr = nil
 	se.mu.Unlock()

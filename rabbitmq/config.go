@@ -9,6 +9,8 @@ import (
 	"net"
 	"slices"
 	"time"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // The defaults of Config and PublisherConfig.
@@ -207,7 +209,7 @@ func (c *Config) validate() error {
 		duration{"DialTimeout", c.DialTimeout, minTimeout, maxTimeout},
 		duration{"RequestTimeout", c.RequestTimeout, minTimeout, maxTimeout},
 		duration{"CloseTimeout", c.CloseTimeout, minTimeout, maxTimeout},
-		duration{"MaxBackoff", c.MaxBackoff, minBackoff, maxTimeout},
+		duration{"MaxBackoff", c.MaxBackoff, retry.MinBackoff, maxTimeout},
 		duration{"Heartbeat", c.Heartbeat, minHeartbeat, maxHeartbeat},
 	); err != nil {
 		return err

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // epoch is one channel with its consumer, and all that was pushed on it. Its
@@ -304,5 +305,5 @@ func (b *burst) settle(ctx, hard context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(hard, cancel)()
-	sleep(ctx, settleTime-time.Since(last))
+	retry.Sleep(ctx, settleTime-time.Since(last))
 }

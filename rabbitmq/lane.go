@@ -2,13 +2,13 @@ package rabbitmq
 
 import (
 	"container/heap"
-	"crypto/sha256"
-	"encoding/hex"
 	"slices"
 	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/ackafter/ackafter/internal/lanename"
 )
 
 // LaneBy says what the lanes of deliveries are: what is worked on in order. It is
@@ -51,44 +51,13 @@ func (l LaneBy) laneOf(queue string, d *amqp.Delivery) string {
 	case LaneQueue:
 		return queue
 	case LaneByRoutingKey:
-		return keyLane(queue, []byte(d.RoutingKey))
+		return lanename.Of(queue, []byte(d.RoutingKey))
 	}
 	value, ok := d.Headers[strings.TrimPrefix(string(l), laneByHeader)]
 	if !ok || value == nil {
 		return ""
 	}
-	return keyLane(queue, text(value))
-}
-
-// maxLaneKey is how long an encoded key in a lane's name may be; longer ones
-// appear as their hash.
-const maxLaneKey = 200
-
-// keyLane names the lane of a key. Two keys never share a name: bytes other than
-// printable ASCII, and '%', are written as %XX, and a key too long for a name is
-// "%sha256:" and its hash, which no key is written as.
-func keyLane(queue string, key []byte) string {
-	name := make([]byte, 0, len(queue)+1+len(key))
-	name = append(name, queue...)
-	name = append(name, '/')
-	start := len(name)
-	for _, c := range key {
-		if len(name)-start > maxLaneKey {
-			break
-		}
-		if c > ' ' && c < 0x7f && c != '%' {
-			name = append(name, c)
-			continue
-		}
-		const digits = "0123456789ABCDEF"
-		name = append(name, '%', digits[c>>4], digits[c&15])
-	}
-	if len(name)-start > maxLaneKey {
-		sum := sha256.Sum256(key)
-		name = append(name[:start], "%sha256:"...)
-		name = hex.AppendEncode(name, sum[:])
-	}
-	return string(name)
+	return lanename.Of(queue, text(value))
 }
 
 // lane is an ordering domain while anything of it is out or was given back.

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // Open begins to consume from a queue.
@@ -83,15 +85,15 @@ func validateName(what, name string) error {
 
 // begin establishes the first link. It waits for a broker that cannot be reached.
 func (s *Source) begin(ctx context.Context) (link, error) {
-	wait := backoff{most: s.cfg.MaxBackoff}
-	bad := trouble{log: s.log, what: "open"}
+	wait := retry.Backoff{Most: s.cfg.MaxBackoff}
+	bad := newTrouble(s.log, "open")
 	var l link
 	var last error
 	for {
 		var err error
 		l, err = s.establish(ctx, l)
 		if err == nil {
-			bad.over(ctx)
+			bad.Over(ctx)
 			return l, nil
 		}
 		if last == nil || ctx.Err() == nil {
@@ -99,9 +101,9 @@ func (s *Source) begin(ctx context.Context) (link, error) {
 		}
 		final := isFinal(err)
 		if !final && ctx.Err() == nil {
-			bad.note(ctx, err, "hosts", hosts(s.dialer.addresses))
+			bad.Note(ctx, err, "hosts", hosts(s.dialer.addresses))
 		}
-		if !final && wait.sleep(ctx) {
+		if !final && wait.Sleep(ctx) {
 			continue
 		}
 		if l.conn != nil {

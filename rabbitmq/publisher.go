@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // Publisher publishes messages to one exchange, for dead letters, for what handlers
@@ -33,7 +34,7 @@ type Publisher struct {
 	running sync.WaitGroup // calls of Publish
 	outlet  *outlet        // nil: there is none
 	failure error          // of the last attempt; nil: it worked
-	trouble trouble
+	trouble retry.Trouble
 }
 
 // OpenPublisher makes a Publisher. urls are as for Open. exchange may be empty: that
@@ -62,7 +63,7 @@ func OpenPublisher(ctx context.Context, urls []string, exchange string, cfg *Pub
 		return nil, err
 	}
 	p := &Publisher{exchange: exchange, cfg: cfg, log: cfg.Logger.With("exchange", exchange), turn: make(chan struct{}, 1)}
-	p.trouble = trouble{log: p.log, what: "publish"}
+	p.trouble = newTrouble(p.log, "publish")
 	p.dialer = &dialer{
 		addresses: addresses, clientID: cfg.ClientID, tls: cfg.TLS, credentials: cfg.Credentials, dial: cfg.Dial,
 		dialTimeout: cfg.DialTimeout, requestTimeout: cfg.RequestTimeout, heartbeat: cfg.Heartbeat, blocked: p.alarm,
@@ -78,7 +79,7 @@ func OpenPublisher(ctx context.Context, urls []string, exchange string, cfg *Pub
 
 // begin opens the first outlet. It waits for a broker that cannot be reached.
 func (p *Publisher) begin(ctx context.Context) error {
-	wait := backoff{most: p.cfg.MaxBackoff}
+	wait := retry.Backoff{Most: p.cfg.MaxBackoff}
 	var last error
 	for {
 		_, err := p.reach(ctx)
@@ -88,7 +89,7 @@ func (p *Publisher) begin(ctx context.Context) error {
 		if last == nil || ctx.Err() == nil {
 			last = err // an attempt that the end of ctx broke off tells nothing
 		}
-		if !wait.sleep(ctx) {
+		if !wait.Sleep(ctx) {
 			return fmt.Errorf("%w; last: %w", ctx.Err(), last)
 		}
 	}
@@ -134,10 +135,10 @@ func (p *Publisher) note(ctx context.Context, err error) int {
 	defer p.mu.Unlock()
 	p.failure = err
 	if err == nil {
-		p.trouble.over(ctx)
+		p.trouble.Over(ctx)
 		return 0
 	}
-	return p.trouble.note(ctx, err, "hosts", hosts(p.dialer.addresses))
+	return p.trouble.Note(ctx, err, "hosts", hosts(p.dialer.addresses))
 }
 
 func (p *Publisher) setOutlet(o *outlet) {
@@ -253,7 +254,7 @@ func (p *Publisher) publish(ctx context.Context, items []*item) (failed []int, r
 	for i := range left {
 		left[i] = i
 	}
-	wait := backoff{most: p.cfg.MaxBackoff}
+	wait := retry.Backoff{Most: p.cfg.MaxBackoff}
 	var last error // why something is tried again
 	for len(left) > 0 {
 		o, err := p.reach(ctx)
@@ -265,7 +266,7 @@ func (p *Publisher) publish(ctx context.Context, items []*item) (failed []int, r
 			failed = append(failed, refused...)
 			reason = firstError(reason, why)
 			if len(left) < before {
-				wait.reset()
+				wait.Reset()
 			}
 		}
 		switch {
@@ -276,7 +277,7 @@ func (p *Publisher) publish(ctx context.Context, items []*item) (failed []int, r
 		case err != nil && ctx.Err() == nil:
 			last = err
 		}
-		if ctx.Err() != nil || !wait.sleep(ctx) {
+		if ctx.Err() != nil || !wait.Sleep(ctx) {
 			return sorted(failed, left), firstError(reason, p.ending(ctx, last))
 		}
 	}

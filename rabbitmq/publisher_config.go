@@ -8,6 +8,8 @@ import (
 	"net"
 	"slices"
 	"time"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // The defaults of PublisherConfig that Config does not have.
@@ -134,7 +136,7 @@ func (c *PublisherConfig) validate() error {
 		duration{"RequestTimeout", c.RequestTimeout, minTimeout, maxTimeout},
 		duration{"PublishTimeout", c.PublishTimeout, minTimeout, maxTimeout},
 		duration{"CloseTimeout", c.CloseTimeout, minTimeout, maxTimeout},
-		duration{"MaxBackoff", c.MaxBackoff, minBackoff, maxTimeout},
+		duration{"MaxBackoff", c.MaxBackoff, retry.MinBackoff, maxTimeout},
 		duration{"Heartbeat", c.Heartbeat, minHeartbeat, maxHeartbeat},
 	); err != nil {
 		return err

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 const (
@@ -48,20 +50,20 @@ func (s *Source) establish(ctx context.Context, l link) (link, error) {
 // supervise keeps the source consuming until it closes or cannot go on. It begins
 // with a link that Open has established.
 func (s *Source) supervise(l link) {
-	wait := backoff{most: s.cfg.MaxBackoff}
-	bad := trouble{log: s.log, what: "consume"}
+	wait := retry.Backoff{Most: s.cfg.MaxBackoff}
+	bad := newTrouble(s.log, "consume")
 	var refused time.Time // since when the broker refuses
 	for s.closing.Err() == nil {
 		var err error
 		if e := l.epoch; e != nil {
 			s.enter(e)
-			bad.over(s.ctx)
+			bad.Over(s.ctx)
 			refused = time.Time{}
 			err = e.run()
 			s.leave(err)
 			l.epoch = nil
 			if time.Since(e.began) > healthyAfter {
-				wait.reset()
+				wait.Reset()
 			}
 			if s.closing.Err() != nil {
 				s.setFlushError(err)
@@ -76,7 +78,7 @@ func (s *Source) supervise(l link) {
 		} else if l, err = s.establish(s.closing, l); err == nil || s.closing.Err() != nil {
 			continue
 		}
-		attempt := bad.note(s.ctx, err, "hosts", hosts(s.dialer.addresses))
+		attempt := bad.Note(s.ctx, err, "hosts", hosts(s.dialer.addresses))
 		s.setDown(err)
 		emit(s.cfg.Hooks, func(h OnReconnect) {
 			h.OnReconnect(hookContext, ReconnectEvent{Attempt: attempt, Err: err})
@@ -85,7 +87,7 @@ func (s *Source) supervise(l link) {
 		if s.refusal(err, &refused) {
 			break
 		}
-		if !wait.sleep(s.closing) {
+		if !wait.Sleep(s.closing) {
 			break
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"slices"
 	"time"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // The defaults of Config, and the limits of SQS.
@@ -141,7 +143,7 @@ func (c *Config) validate() error {
 		{"WaitTime", c.WaitTime, time.Second, maxWaitTime, true},
 		{"RequestTimeout", c.RequestTimeout, minTimeout, maxTimeout, false},
 		{"CloseTimeout", c.CloseTimeout, minTimeout, maxTimeout, false},
-		{"MaxBackoff", c.MaxBackoff, minBackoff, maxTimeout, false},
+		{"MaxBackoff", c.MaxBackoff, retry.MinBackoff, maxTimeout, false},
 	} {
 		if t.value < t.least || t.value > t.most {
 			return configError(t.field, t.value, fmt.Sprintf("must be from %v to %v", t.least, t.most))

@@ -9,6 +9,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // keepLeases renews leases, ends those that are over, and gives back what waits when
@@ -18,7 +20,7 @@ func (s *Source) keepLeases() {
 	if s.cfg.Heartbeat > 0 {
 		every = max(min(every, s.cfg.Heartbeat/4), minTimeout)
 	}
-	for sleep(s.closing, every) {
+	for retry.Sleep(s.closing, every) {
 		s.lost(s.ledger.expire(time.Now()), nil)
 		if due := s.ledger.dueBeats(time.Now()); len(due) > 0 {
 			s.renew(due)

@@ -9,6 +9,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // Open begins to receive from a queue, which is given by its name, its URL or its
@@ -60,14 +62,14 @@ func Open(ctx context.Context, queue string, cfg *Config) (*Source, error) {
 // begin makes sure that the queue is there. It waits for an SQS that cannot be
 // reached.
 func (s *Source) begin(ctx context.Context) error {
-	wait := backoff{most: s.cfg.MaxBackoff}
-	bad := trouble{log: s.log, what: "open"}
+	wait := retry.Backoff{Most: s.cfg.MaxBackoff}
+	bad := newTrouble(s.log, "open")
 	var last error
 	for {
 		err := s.look(ctx)
 		switch {
 		case err == nil:
-			bad.over(ctx)
+			bad.Over(ctx)
 			return nil
 		case isFinal(err) || errors.Is(err, ErrMalformed):
 			return errorf("sqs: open", err)
@@ -75,9 +77,9 @@ func (s *Source) begin(ctx context.Context) error {
 			last = err // an attempt that the end of ctx broke off tells nothing
 		}
 		if ctx.Err() == nil {
-			bad.note(ctx, err)
+			bad.Note(ctx, err)
 		}
-		if !wait.sleep(ctx) {
+		if !wait.Sleep(ctx) {
 			return fmt.Errorf("sqs: open: %w; last: %w", ctx.Err(), last)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // finalAfter is for how long a refusal must last until Receive returns it.
@@ -27,14 +29,14 @@ type poller struct {
 	active  int
 	asked   int // by those under way
 	allowed int // to be active
-	wait    backoff
-	bad     trouble
+	wait    retry.Backoff
+	bad     retry.Trouble
 	refused time.Time // since when the refusal lasts; zero: there is none
 }
 
 func (s *Source) poll() {
 	p := &poller{
-		Source: s, ended: make(chan poll), allowed: 1, wait: backoff{most: s.cfg.MaxBackoff}, bad: trouble{log: s.log, what: "receive"},
+		Source: s, ended: make(chan poll), allowed: 1, wait: retry.Backoff{Most: s.cfg.MaxBackoff}, bad: newTrouble(s.log, "receive"),
 	}
 	var resume <-chan time.Time // after a failure
 	for s.closing.Err() == nil {
@@ -85,8 +87,8 @@ func (p *poller) end(ended poll) time.Duration {
 	case ended.got == 0:
 		p.allowed = max(p.allowed/2, 1)
 	}
-	p.bad.over(hookContext)
-	p.wait.reset()
+	p.bad.Over(hookContext)
+	p.wait.Reset()
 	p.refused = time.Time{}
 	return 0
 }
@@ -95,7 +97,7 @@ func (p *poller) failed(err error) time.Duration {
 	p.allowed = 1
 	p.counters.receiveErrors.Add(1)
 	p.setDown(err)
-	attempt := p.bad.note(hookContext, err)
+	attempt := p.bad.Note(hookContext, err)
 	emit(p.cfg.Hooks, func(h OnReceiveError) {
 		h.OnReceiveError(hookContext, ReceiveErrorEvent{Attempt: attempt, Err: err})
 	})
@@ -107,7 +109,7 @@ func (p *poller) failed(err error) time.Duration {
 	case time.Since(p.refused) >= p.lasting():
 		p.fail(errorf("sqs: receive", err))
 	}
-	return p.wait.next()
+	return p.wait.Next()
 }
 
 // request makes one request for messages.

@@ -11,6 +11,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
+
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // maxFaults is how often an ack is sent that SQS refuses as our fault.
@@ -72,7 +74,7 @@ func (s *Source) call() (context.Context, context.CancelFunc) {
 func (s *Source) pause(tries int) time.Duration {
 	d := s.cfg.MaxBackoff
 	if tries < 30 {
-		d = min(minBackoff<<tries, d)
+		d = min(retry.MinBackoff<<tries, d)
 	}
 	return d/2 + rand.N(d/2+1) //nolint:gosec // jitter needs no secrecy
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/aws/smithy-go"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/retry"
 )
 
 // refusals notes refused acks and lost deliveries.
@@ -89,7 +90,7 @@ func TestFailedDeleteIsRetriedAlone(t *testing.T) {
 		}
 		return nil
 	}
-	s := openFake(t, f, "orders", Config{AckDelay: time.Minute, MaxBackoff: minBackoff})
+	s := openFake(t, f, "orders", Config{AckDelay: time.Minute, MaxBackoff: retry.MinBackoff})
 	f.send(numbered(10)...)
 	ack(t, receive(t, s, 10)...)
 	if err := closeNow(t, s); err != nil {
@@ -118,7 +119,7 @@ func TestSenderFaultIsNotRetriedForEver(t *testing.T) {
 	}
 	f.failAlone = func(string, int) error { return &smithy.GenericAPIError{Code: "AccessDenied", Message: "no"} }
 	r := newRefusals()
-	s := openFake(t, f, "orders", Config{AckDelay: time.Second, MaxBackoff: minBackoff, Hooks: []Hook{r}})
+	s := openFake(t, f, "orders", Config{AckDelay: time.Second, MaxBackoff: retry.MinBackoff, Hooks: []Hook{r}})
 	f.send(numbered(3)...)
 	ack(t, receive(t, s, 3)...)
 	r.await(t)
@@ -385,7 +386,7 @@ func TestCloseSaysWhatIsUnsent(t *testing.T) {
 	t.Parallel()
 	f := newFake()
 	f.failAlone = func(string, int) error { return errors.New("connection refused") }
-	s := openFake(t, f, "orders", Config{MaxBackoff: minBackoff})
+	s := openFake(t, f, "orders", Config{MaxBackoff: retry.MinBackoff})
 	f.send(message("a", ""))
 	ack(t, receive(t, s, 1)...)
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -412,7 +413,7 @@ func TestReceiveErrors(t *testing.T) {
 		}
 		return nil
 	}
-	s := openFake(t, f, "orders", Config{MaxBackoff: minBackoff})
+	s := openFake(t, f, "orders", Config{MaxBackoff: retry.MinBackoff})
 	f.send(message("a", ""))
 	ack(t, receive(t, s, 1)...)
 	if err := s.Health(); err != nil {
