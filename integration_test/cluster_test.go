@@ -88,7 +88,6 @@ type faults struct {
 	progress *progress
 	members  []func() error
 	sources  []*kafka.Source
-	watch    func()
 }
 
 func newFaults(t *testing.T) *faults {
@@ -102,7 +101,6 @@ func newFaults(t *testing.T) *faults {
 	for range 2 {
 		f.member()
 	}
-	f.watch = f.topic.watchOffsets(f.topic.name)
 	return f
 }
 
@@ -264,5 +262,5 @@ func (f *faults) stop() {
 			f.t.Errorf("member %d: Run = %v", i, err)
 		}
 	}
-	f.watch()
+	f.topic.checkOffsets(f.topic.name)
 }

@@ -3,9 +3,11 @@ package integration_test
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -82,8 +84,6 @@ type topic struct {
 	brokers []string
 	client  *kafka.Client
 	parts   int
-
-	committed map[int]int64 // what watchOffsets saw last
 }
 
 func newTopic(t *testing.T, brokers []string, partitions int) *topic {
@@ -188,47 +188,67 @@ func (tp *topic) metadata(topics ...string) (*kafka.MetadataResponse, error) {
 	return tp.client.Metadata(ctx, &kafka.MetadataRequest{Topics: topics})
 }
 
-// watchOffsets checks that the group's offsets never go back, until the returned
-// function is called. A later call goes on where this one ended.
-func (tp *topic) watchOffsets(group string) (stop func()) {
-	ctx, cancel := context.WithCancel(tp.t.Context())
-	done := make(chan struct{})
-	parts := make([]int, tp.parts)
-	for p := range parts {
-		parts[p] = p
+// checkOffsets checks that no commit of the group's took an offset back: it reads
+// the brokers' own log of them, because a broker that has just ceased to be the
+// group's coordinator may answer a question with what is no longer so.
+func (tp *topic) checkOffsets(group string) {
+	tp.t.Helper()
+	ctx, cancel := context.WithTimeout(tp.t.Context(), time.Minute)
+	defer cancel()
+	const name = "__consumer_offsets"
+	all, err := tp.metadata(name)
+	if err != nil || len(all.Topics) != 1 || len(all.Topics[0].Partitions) == 0 {
+		tp.t.Fatalf("the brokers' log of offsets: %v, %+v", err, all)
 	}
-	go func() {
-		defer close(done)
-		tick := time.NewTicker(100 * time.Millisecond)
-		defer tick.Stop()
-		if tp.committed == nil {
-			tp.committed = make(map[int]int64)
-		}
-		for ctx.Err() == nil {
-			r, err := tp.client.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: group, Topics: map[string][]int{tp.name: parts}})
-			if err == nil && r.Error == nil {
-				for _, p := range r.Topics[tp.name] {
-					if p.Error != nil {
-						continue
-					}
-					if last, ok := tp.committed[p.Partition]; ok && p.CommittedOffset < last {
-						tp.t.Errorf("the committed offset of partition %d went back from %d to %d", p.Partition, last, p.CommittedOffset)
-					}
-					tp.committed[p.Partition] = p.CommittedOffset
-				}
-			}
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-			}
-		}
-	}()
-	stop = func() {
-		cancel()
-		<-done
+	part := int(javaHash(group)&math.MaxInt32) % len(all.Topics[0].Partitions)
+	ends, err := tp.client.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{name: {kafka.LastOffsetOf(part)}}})
+	if err != nil || ends.Topics[name][0].Error != nil {
+		tp.t.Fatalf("the end of the brokers' log of offsets: %v, %+v", err, ends)
 	}
-	tp.t.Cleanup(stop)
-	return stop
+	log := kafka.NewReader(kafka.ReaderConfig{Brokers: tp.brokers, Topic: name, Partition: part, MaxWait: 100 * time.Millisecond})
+	defer log.Close()
+	commits, at := 0, map[int32]int64{}
+	for end := ends.Topics[name][0].LastOffset; log.Offset() < end; {
+		m, err := log.ReadMessage(ctx)
+		if err != nil {
+			tp.t.Fatalf("read the brokers' log of offsets to %d: %v", end, err)
+		}
+		key, ok := bytes.CutPrefix(m.Key[2:], lengthFirst(group))
+		if version := binary.BigEndian.Uint16(m.Key); version > 1 || !ok {
+			continue // another group's, or its members
+		}
+		if key, ok = bytes.CutPrefix(key, lengthFirst(tp.name)); !ok {
+			continue
+		}
+		p := int32(binary.BigEndian.Uint32(key))
+		if m.Value == nil { // The test has set it back.
+			delete(at, p)
+			continue
+		}
+		offset := int64(binary.BigEndian.Uint64(m.Value[2:]))
+		if last, ok := at[p]; ok && offset < last {
+			tp.t.Errorf("the committed offset of partition %d went back from %d to %d", p, last, offset)
+		}
+		at[p] = offset
+		commits++
+	}
+	if commits == 0 {
+		tp.t.Errorf("the brokers' log of offsets has no commit of group %s", group)
+	}
+	tp.t.Logf("%d commits, none back", commits)
+}
+
+// lengthFirst is a string as Kafka writes it.
+func lengthFirst(s string) []byte {
+	return append(binary.BigEndian.AppendUint16(nil, uint16(len(s))), s...)
+}
+
+// javaHash is what Java's String.hashCode is, for ASCII.
+func javaHash(s string) (h int32) {
+	for _, c := range []byte(s) {
+		h = 31*h + int32(c)
+	}
+	return h
 }
 
 // rewind sets the offsets of a group without members to the earliest.

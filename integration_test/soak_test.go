@@ -192,7 +192,6 @@ func (s *soaked) cycle(w weather) {
 	}
 
 	network := newProxies(t, append(slices.Clone(s.brokers), s.database)...)
-	watch := s.topic.watchOffsets(s.topic.name)
 	consumer := s.consume(network)
 	s.traffic.start(t.Context())
 	eventually(t, time.Minute, "the load is worked on", func() bool { return s.progress.beyond(began, faultPartitions) })
@@ -231,7 +230,7 @@ func (s *soaked) cycle(w weather) {
 	if _, err := consumer.stop(); err != nil {
 		t.Errorf("%s: Run = %v", w.name, err)
 	}
-	watch()
+	s.topic.checkOffsets(s.topic.name)
 	network.close()
 	onceEach(t, s.pool, n)
 	s.quiet()

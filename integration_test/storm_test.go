@@ -21,7 +21,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/ackafter/ackafter/integration_test/orders"
 	"github.com/ackafter/ackafter/integration_test/servers"
@@ -79,7 +78,6 @@ func TestRebalanceStorm(t *testing.T) {
 		s.join()
 	}
 	eventually(t, time.Minute, "the first member has partitions", func() bool { return len(s.events("assigned")) > 0 })
-	watch := s.watchOffsets()
 	produced := s.produce(stream.Lines, time.Duration(len(plan))*stormBeat+stormBeat/2)
 	began := time.Now()
 
@@ -106,9 +104,9 @@ func TestRebalanceStorm(t *testing.T) {
 		s.stop(m)
 	}
 	s.leaving.Wait()
-	watch.stop()
+	s.tp.checkOffsets(s.tp.name)
 	s.checkEffects(stream)
-	s.report(plan, watch)
+	s.report(plan)
 }
 
 // storm is a group whose members are processes.
@@ -323,71 +321,6 @@ func pour(ctx context.Context, to io.Writer, lines []orders.Line, over time.Dura
 	return nil
 }
 
-// offsetWatch samples the committed offsets.
-type offsetWatch struct {
-	stop    func()
-	samples int
-	longest time.Duration // between two samples
-}
-
-// watchOffsets samples until stopped, and fails the test when an offset goes
-// back.
-func (s *storm) watchOffsets() *offsetWatch {
-	ctx, cancel := context.WithCancel(s.t.Context())
-	w, ended := &offsetWatch{}, make(chan struct{})
-	w.stop = func() {
-		cancel()
-		<-ended
-	}
-	s.running.Go(func() {
-		defer close(ended)
-		tick := time.NewTicker(20 * time.Millisecond)
-		defer tick.Stop()
-		known, at := map[int]int64{}, time.Now()
-		for {
-			offsets := s.committed(ctx)
-			for p, offset := range offsets {
-				if offset < known[p] {
-					s.t.Errorf("the committed offset of partition %d went back from %d to %d", p, known[p], offset)
-				}
-				known[p] = offset
-			}
-			if len(offsets) > 0 {
-				w.samples++
-				w.longest, at = max(w.longest, time.Since(at)), time.Now()
-			}
-			select {
-			case <-ctx.Done():
-				return
-			case <-tick.C:
-			}
-		}
-	})
-	return w
-}
-
-// committed asks the broker for the group's offsets; none for a partition
-// without one.
-func (s *storm) committed(ctx context.Context) map[int]int64 {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	parts := make([]int, stormPartitions)
-	for p := range parts {
-		parts[p] = p
-	}
-	offsets := map[int]int64{}
-	r, err := s.tp.client.OffsetFetch(ctx, &kafkago.OffsetFetchRequest{GroupID: s.tp.name, Topics: map[string][]int{s.tp.name: parts}})
-	if err != nil || r.Error != nil {
-		return offsets
-	}
-	for _, p := range r.Topics[s.tp.name] {
-		if p.Error == nil && p.CommittedOffset >= 0 {
-			offsets[p.Partition] = p.CommittedOffset
-		}
-	}
-	return offsets
-}
-
 // checkEffects checks that each event has one effect, in the order of its order's
 // events, and that the inbox agrees.
 func (s *storm) checkEffects(stream orders.Stream) {
@@ -414,7 +347,7 @@ func (s *storm) checkEffects(stream orders.Stream) {
 }
 
 // report checks that the storm was one, and prints what it did.
-func (s *storm) report(plan []change, w *offsetWatch) {
+func (s *storm) report(plan []change) {
 	s.t.Helper()
 	did := map[change]int{}
 	for _, c := range plan {
@@ -427,11 +360,6 @@ func (s *storm) report(plan []change, w *offsetWatch) {
 	if s.hits == 0 {
 		s.t.Error("no kill hit a member at work")
 	}
-	if w.samples == 0 {
-		s.t.Error("no offset was ever sampled")
-	}
-	s.t.Logf("offsets sampled %d times, at most %v apart", w.samples, w.longest.Round(time.Millisecond))
-
 	generations := map[int32]bool{}
 	for _, e := range s.events("assigned") {
 		generations[e.Generation] = true
