@@ -102,6 +102,10 @@ type Config struct {
 	// Retry says how often and when a failed message is tried again.
 	Retry Retry
 
+	// Parking says where a failed message waits for its next attempt, and what
+	// becomes of those behind it.
+	Parking Parking
+
 	// OnConflict says what becomes of a message whose key was handled before
 	// with another body. Default ConflictDeadLetter.
 	OnConflict ConflictPolicy
@@ -148,8 +152,62 @@ type Config struct {
 	Hooks []Hook
 }
 
-// Retry says how often and when a failed message is tried again. It holds its
-// lane meanwhile; no transaction is open.
+// Parking says where failed messages wait. Between attempts that come soon a
+// message waits in its lane; before a later one it is parked: stored in the
+// database, acked at the broker, and fed back by any process of the consumer when
+// its time has come. It needs a store that is a Parker, as all of this module are.
+type Parking struct {
+	// Hold is the longest time between two attempts (before jitter) for which a
+	// failed message holds its lane; before a longer one it is parked. Default
+	// 1 s. Negative: no message is parked for a later attempt, however long it
+	// waits. Dead letters are kept in any case.
+	Hold time.Duration
+
+	// Unordered lets messages of a lane overtake one that is parked. Default:
+	// they wait behind it in the database (ParkedWaiting), while other lanes go
+	// on. Messages without a lane never wait for one another.
+	Unordered bool
+
+	// OnDead says what becomes of the messages behind one that died. Default
+	// DeadPass.
+	OnDead OnDead
+
+	// MaxWaiting and MaxWaitingBytes bound what waits behind one parked message of
+	// a lane: number and sum of bodies. Beyond, the messages of that lane stay with
+	// the broker, and in the end its source pauses. Default 1000 and
+	// 16 MiB. Negative: no bound.
+	MaxWaiting      int
+	MaxWaitingBytes int64
+
+	// Poll is how often the database is asked for due messages when nothing else
+	// tells that there are some. Default 5 s. Negative: this process feeds nothing
+	// back. Less than 10 ms is an error.
+	Poll time.Duration
+
+	// Lease is how long a process keeps due messages to itself; after it, others
+	// take what a crashed one had. Default: HandlerTimeout plus one minute, or ten
+	// minutes when that has no bound. Less than a second and negative is an error.
+	Lease time.Duration
+
+	// DeadRetention is how long dead letters are kept: they hold bodies. Default 30
+	// days. Negative: for ever. Less than a second is an error.
+	DeadRetention time.Duration
+}
+
+// OnDead says what becomes of a lane when a message of it died.
+type OnDead int
+
+// The policies.
+const (
+	// DeadPass lets the lane go on.
+	DeadPass OnDead = iota
+	// DeadBlock holds the lane until a person has retried or discarded the
+	// message.
+	DeadBlock
+)
+
+// Retry says how often and when a failed message is tried again, in its lane or
+// from the parked table, see Parking. No transaction is open meanwhile.
 type Retry struct {
 	// MaxAttempts is how many failed attempts a message gets; after the last one
 	// it becomes a dead letter. Runs that failed because of infrastructure are no

@@ -33,8 +33,19 @@ type Parked struct {
 	// Error is the text of the last error; may be empty.
 	Error string
 
+	// Failure is the same for failures that look alike: a hash of the reason and
+	// of the error without its numbers, ids and quoted parts.
+	Failure string
+
 	// Attempts is how many attempts failed, see Retry.MaxAttempts.
 	Attempts int
+
+	// After is the time until the next attempt of a ParkedRetry message; zero or
+	// negative: it is due at once.
+	After time.Duration
+
+	// Lease is set for a message that has a row already, see Batch.Park.
+	Lease Lease
 
 	// EventTime is the time of the event, see Config.EventTime; zero when
 	// unknown.
@@ -56,6 +67,9 @@ const (
 	ParkedWaiting ParkedState = "waiting"
 	// ParkedDead: a dead letter. It gets no more attempts on its own.
 	ParkedDead ParkedState = "dead"
+	// ParkedDiscarded: a person gave it up. Its body is gone; a redelivery does
+	// not run.
+	ParkedDiscarded ParkedState = "discarded"
 )
 
 // Reason says why a message was parked. The texts are stored and do not change
@@ -64,6 +78,10 @@ type Reason string
 
 // The reasons.
 const (
+	// ReasonFailed: an attempt failed, another one comes.
+	ReasonFailed Reason = "attempt failed"
+	// ReasonWaiting: it was not tried: a message of its lane is parked before it.
+	ReasonWaiting Reason = "waits for its lane"
 	// ReasonAttempts: the last of Retry.MaxAttempts attempts failed.
 	ReasonAttempts Reason = "attempts exhausted"
 	// ReasonPermanent: the handler returned Permanent.
@@ -85,9 +103,29 @@ type ParkedRecord struct {
 	Parked
 	// Duplicates counts later deliveries that were attached to the row.
 	Duplicates int
-	// ParkedAt and UpdatedAt are by the database's clock.
+	// NextAttempt is when a ParkedRetry message is due; zero for every other.
+	NextAttempt time.Time
+	// LeasedUntil is the end of the lease that a process has on it; zero without
+	// one. It may be past.
+	LeasedUntil time.Time
+	// Died is since when it is dead or discarded; zero when it is neither.
+	Died time.Time
+	// ParkedAt and UpdatedAt are by the database's clock, as all times here.
 	ParkedAt  time.Time
 	UpdatedAt time.Time
+}
+
+// ParkedGroup is parked messages that failed alike.
+type ParkedGroup struct {
+	Failure  string
+	Consumer string
+	State    ParkedState
+	Reason   Reason
+	// Error is the error text of one of them, the newest.
+	Error string
+	Count int
+	// First and Last are when the oldest and the newest of them were parked.
+	First, Last time.Time
 }
 
 // ParkedFilter selects parked rows. The zero value selects the first 100.
@@ -100,6 +138,13 @@ type ParkedFilter struct {
 	// State and Reason: only those; empty for all.
 	State  ParkedState
 	Reason Reason
+	// Failure: only those that failed alike, see Parked.Failure; empty for all.
+	Failure string
+	// Error: only those whose error contains this text; empty for all.
+	Error string
+	// Since and Before: only those that were parked at or after the one, and
+	// before the other; zero for all.
+	Since, Before time.Time
 	// After is the id to continue after; 0 from the start.
 	After int64
 	// Limit is the highest number of rows; zero or negative: 100.

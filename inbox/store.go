@@ -98,9 +98,18 @@ type Batch[Tx any] interface {
 	// never touched. A row for the same key and fingerprint
 	// that is already there stays as it is. i < 0: p has no claim (its key
 	// could not be derived).
+	//
+	// With p.Lease the message has a row: its State, Reason, Error, Failure,
+	// Attempts, Worker and time of the next attempt are set to those of p and the
+	// lease ends; its key, lane and message stay. A lease that is over (see
+	// Entry.Gone) changes nothing and is an error that wraps ErrNotFound: the
+	// batch stays usable.
 	Park(ctx context.Context, i int, p Parked) error
 
-	// Commit deletes the claims of unfinished entries and commits. Callers give
+	// Commit deletes the claims of unfinished entries and commits. The row of a
+	// claim that came from the parked table (Claim.Parked) is deleted with it when
+	// its entry was finished with ok, or is a Replay or a Conflict and was not
+	// parked again; else it stays, with its lease. Callers give
 	// it a context that a shutdown does not cancel. A nil error means that the
 	// work is durable. ErrNotCommitted (wrapped) says that nothing was
 	// committed. ErrCommitUnknown (wrapped) says that no answer came: only a
@@ -128,6 +137,22 @@ type BeginOptions struct {
 	// IgnoreParked runs messages that are in the parked table instead of
 	// reporting them; their success removes the parked row.
 	IgnoreParked bool
+
+	// Order says what holds claims with a Lane back, see Entry.Held. The zero
+	// value holds nothing.
+	Order Order
+}
+
+// Order says which parked messages hold back the later ones of their lane.
+type Order struct {
+	// Keep: those that get another attempt, and those that wait.
+	Keep bool
+	// BlockedByDead: dead letters, too. Without Keep it says nothing.
+	BlockedByDead bool
+	// MaxWaiting and MaxWaitingBytes bound the ParkedWaiting rows of one lane and
+	// the sum of their bodies, see Entry.Full. Zero: no bound.
+	MaxWaiting      int
+	MaxWaitingBytes int64
 }
 
 // Claim asks for one key.
@@ -150,6 +175,22 @@ type Claim struct {
 	// Retention is how long the key is kept, from now by the database's clock.
 	// Zero or negative: for ever.
 	Retention time.Duration
+
+	// Lane is the ordering domain of the message; empty for none. It is looked at
+	// under BeginOptions.Order.
+	Lane string
+
+	// Parked is the lease of the parked row that the message comes from; the zero
+	// value for a message that comes from a broker. Its row is not reported as
+	// WasParked or Dead.
+	Parked Lease
+}
+
+// Lease is a parked row in the hands of one process, see Parker. Every lease of a
+// row has a token of its own, so that an earlier holder can do nothing.
+type Lease struct {
+	ID    int64 // of the row, see ParkedRecord.ID; zero for none
+	Token int64
 }
 
 // Entry is the answer to one claim.
@@ -161,9 +202,25 @@ type Entry struct {
 
 	// Stored is the row that was found, for Replay and Conflict; else nil.
 	Stored *Record
+
+	// Gone: the claim came from the parked table, and its lease is over or its row
+	// is no longer there: somebody else sees to the message. The outcome is
+	// empty, nothing is claimed.
+	Gone bool
+
+	// Held: the key is claimed, but an earlier message of its lane is parked, see
+	// Order. It must not run now: a message that comes from a broker is to be
+	// parked as ParkedWaiting, one from the parked table to be given back. For a
+	// leased row those with a lower ParkedRecord.ID are earlier; for any other
+	// message all that are there.
+	Held bool
+
+	// Full: Held, and as much waits in the lane as may. It cannot be parked now.
+	Full bool
 }
 
-// Claimed tells whether the key is ours and the work is to be done.
+// Claimed tells whether the key is ours. The work is to be done unless Held says
+// that it has to wait.
 func (e Entry) Claimed() bool { return e.Outcome == FirstAttempt }
 
 // ClaimOption is an option of Store.Claim and Store.SaveResult.
@@ -248,6 +305,74 @@ const (
 	// connection lost, failover, shutting down, out of connections.
 	ClassUnavailable
 )
+
+// Parker is implemented by stores that give parked messages back when their time
+// has come. Without it failed messages are tried again in their lanes only.
+type Parker interface {
+	// Lease takes parked messages that are due: of those without a lane, every
+	// one in the state ParkedRetry whose time has come; of a lane, in the order of
+	// their ids, ParkedWaiting ones and such that are due, from the first that is
+	// neither dead (unless r.BlockedByDead) nor discarded on, and only while none
+	// before it is leased or has its time to come. Rows that somebody has leased
+	// are passed over without waiting; a lease that has run out counts for
+	// nothing. Without r.Keep lanes count for nothing.
+	//
+	// Several processes may call it at once: no row is leased to two.
+	Lease(ctx context.Context, r LeaseRequest) (Leased, error)
+
+	// Release ends leases: the rows can be leased again at once. A lease that is
+	// over is passed over.
+	Release(ctx context.Context, leases []Lease) error
+
+	// PurgeDead deletes dead and discarded messages that have been so for longer
+	// than age, at most limit in one call and the oldest first, and returns how
+	// many. With blocked, dead messages that have a lane are kept: they hold it.
+	PurgeDead(ctx context.Context, consumer string, age time.Duration, blocked bool, limit int) (int, error)
+}
+
+// LeaseRequest is what a feeder asks for.
+type LeaseRequest struct {
+	// Consumer whose rows are wanted.
+	Consumer string
+	// Limit is the highest number of rows; at least 1.
+	Limit int
+	// For is how long the lease lasts, by the database's clock; positive.
+	For time.Duration
+	// Worker is recorded with the rows.
+	Worker string
+	// Order is that of BeginOptions; its bounds say nothing here.
+	Order Order
+}
+
+// Leased is what a feeder gets.
+type Leased struct {
+	// Rows are whole, with Lease set, those of a lane in their order.
+	Rows []ParkedRecord
+	// Next is the time until the next row becomes due, as far as that is known
+	// now; negative when none waits for a time. A row that was left out because of
+	// Limit is due: zero.
+	Next time.Duration
+}
+
+// Undertaker is implemented by stores through which a person can see to parked
+// messages. The rows are named by ParkedRecord.ID.
+type Undertaker interface {
+	// RetryParked makes messages that are dead (or wait for a time) due now, with
+	// all their attempts before them. It returns how many it did; rows that are
+	// gone, waiting, discarded, or leased at the moment are passed over.
+	RetryParked(ctx context.Context, ids []int64) (int, error)
+
+	// DiscardParked gives messages up: body and headers are deleted, and the row
+	// stays as ParkedDiscarded, so that a redelivery of the message does not run,
+	// until it is purged like a dead letter. note says who and why, it must hold
+	// no personal data. It returns how many it did; rows that are gone, discarded,
+	// or leased at the moment are passed over.
+	DiscardParked(ctx context.Context, ids []int64, note string) (int, error)
+
+	// GroupParked counts parked messages by Failure, reason and state, the largest
+	// group first. After and Limit of f bound nothing.
+	GroupParked(ctx context.Context, f ParkedFilter) ([]ParkedGroup, error)
+}
 
 // PoolSizer is implemented by stores whose number of connections is bounded.
 type PoolSizer interface {
