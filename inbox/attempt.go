@@ -333,8 +333,12 @@ func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
 	for i, w := range group {
 		ms[i] = w.newMessage()
 	}
-	ran := a.c.invoke(ctx, a.handlers, group, tx, ms)
+	hctx, ended := a.c.onHandle(ctx, ms)
+	ran := a.c.invoke(hctx, a.handlers, group, tx, ms)
+	var verdict error // why the run's work is rolled back, for the hooks
+	defer func() { ended(verdict) }()
 	if ran.abandoned {
+		verdict = ran.err
 		a.batch.Abort()
 		return a.broken(group, ran, ran.err)
 	}
@@ -345,12 +349,18 @@ func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
 			ok, ran.err = false, Permanent(err)
 		}
 	}
+	if !ok {
+		verdict = withCause(ran)
+	}
 	if !ok && a.c.infrastructure(ran.err) {
 		// The transaction cannot go on, or only with other rows than it has
 		// seen.
 		return &batchError{stage: stageHandler, err: ran.err}
 	}
 	if err := a.finish(ctx, first, ok, ms[0].result); err != nil {
+		if ok {
+			verdict = err
+		}
 		switch swallowed := ok && errors.Is(err, ErrSwallowed); {
 		case swallowed && a.c.store.Classify(err) != ClassMessage:
 			return &batchError{stage: stageHandler, err: err}
@@ -365,6 +375,7 @@ func (a *attempt[Tx]) handle(ctx context.Context, group []*work) error {
 	for i, w := range group {
 		if i > 0 {
 			if err := a.finish(ctx, a.index[w], true, ms[i].result); err != nil {
+				verdict = err
 				return &batchError{stage: stageHandler, err: err}
 			}
 		}

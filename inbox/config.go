@@ -337,7 +337,7 @@ func (c *Config) validate(poolSize int) error {
 
 func isHook(h Hook) bool {
 	switch h.(type) {
-	case OnOutcome, OnRetry, OnStaleAck, OnPause, OnBatch:
+	case OnHandle, OnOutcome, OnRetry, OnStaleAck, OnPause, OnBatch:
 		return true
 	}
 	return false

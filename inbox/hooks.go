@@ -17,6 +17,31 @@ import (
 // quick and must not panic. Messages they are given must not be changed.
 type Hook any
 
+// HandleEvent is a run of the handler that is about to start.
+type HandleEvent struct {
+	Consumer string
+	// Messages are what the handler gets: one message, or the set of a bulk
+	// handler. They belong to the run: nothing may read them after OnHandle has
+	// returned.
+	Messages []*Message
+}
+
+// OnHandle is called before every run of the handler, the first hook of
+// Config.Hooks first.
+type OnHandle interface {
+	// OnHandle returns the context that the run gets, which must be ctx or derived
+	// from it (nil: ctx), and what is called once when the run has ended, the last
+	// hook's first (nil: nothing).
+	//
+	// err is nil when the handler did its work or returned Skip; the transaction
+	// can still fail, and the message then runs again. Otherwise it is why the
+	// run's work is rolled back: the handler's error, a *PanicError,
+	// ErrHandlerTimeout, ErrSwallowed, or that Run stopped. Whether it counts as an
+	// attempt is for OnRetry and OnOutcome to tell. A handler that was left behind
+	// still runs then.
+	OnHandle(ctx context.Context, e HandleEvent) (run context.Context, ended func(err error))
+}
+
 // OutcomeEvent is a message that is done with: settled, or returned by Process.
 type OutcomeEvent struct {
 	Consumer   string

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -142,6 +143,30 @@ func (c *Consumer[Tx]) onBatch(ctx context.Context, e BatchEvent) {
 	for _, h := range c.cfg.Hooks {
 		if h, ok := h.(OnBatch); ok {
 			h.OnBatch(hookCtx(ctx), e)
+		}
+	}
+}
+
+// onHandle returns the context of a run of the handler, and what to call when it
+// has ended.
+func (c *Consumer[Tx]) onHandle(ctx context.Context, ms []*Message) (run context.Context, ended func(err error)) {
+	var ends []func(error)
+	for _, h := range c.cfg.Hooks {
+		h, ok := h.(OnHandle)
+		if !ok {
+			continue
+		}
+		derived, end := h.OnHandle(ctx, HandleEvent{Consumer: c.name, Messages: ms})
+		if derived != nil {
+			ctx = derived
+		}
+		if end != nil {
+			ends = append(ends, end)
+		}
+	}
+	return ctx, func(err error) {
+		for _, end := range slices.Backward(ends) {
+			end(err)
 		}
 	}
 }
