@@ -25,7 +25,7 @@ func (s *Source) keepLeases() {
 		if due := s.ledger.dueBeats(time.Now()); len(due) > 0 {
 			s.renew(due)
 		}
-		if s.idle(time.Now()) > s.cfg.VisibilityTimeout {
+		if s.ledger.idle(time.Now()) > s.cfg.VisibilityTimeout {
 			if n := s.ledger.giveBack(time.Now()); n > 0 {
 				s.log.Info("sqs: nobody receives: messages that waited go back", "messages", n)
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
@@ -42,7 +41,7 @@ func Open(ctx context.Context, queue string, cfg *Config) (*Source, error) {
 	}
 	s := &Source{
 		queue: a, url: a.url, name: "sqs:" + a.name, fifo: a.fifo(), cfg: cfg, log: cfg.Logger.With("queue", a.name), client: client, release: release,
-		woken: make(chan struct{}, 1), wanted: make(chan struct{}, 1), received: time.Now(), finalAfter: finalAfter,
+		woken: make(chan struct{}, 1), wanted: make(chan struct{}, 1), finalAfter: finalAfter,
 	}
 	s.ledger = newLedger(settler{s}, cfg, func() { token(s.woken) })
 	if err := s.begin(ctx); err != nil {

@@ -63,7 +63,7 @@ func (s *Source) poll() {
 // start starts the requests that are wanted.
 func (p *poller) start() {
 	for p.active < p.allowed {
-		n := min(p.demand()-p.asked, batch)
+		n := min(p.ledger.demand()-p.asked, batch)
 		if n <= 0 {
 			return
 		}

@@ -36,8 +36,6 @@ type Source struct {
 	wanted  chan struct{}  // holds a token when more may be wanted
 
 	mu        sync.Mutex
-	limit     int // what Receive waits for; 0: nobody receives
-	received  time.Time
 	err       error // final
 	down      error // why nothing is received
 	flushErr  error
@@ -57,7 +55,7 @@ func (s *Source) Receive(ctx context.Context, limit int) ([]*broker.Delivery, er
 	if limit < 1 {
 		return nil, fmt.Errorf("sqs: receive: limit is %d, must be at least 1", limit)
 	}
-	defer s.want(0)
+	defer func() { s.ledger.want(0, time.Now()) }()
 	for {
 		if err := s.receivable(ctx); err != nil {
 			return nil, err
@@ -65,44 +63,14 @@ func (s *Source) Receive(ctx context.Context, limit int) ([]*broker.Delivery, er
 		if deliveries := s.ledger.take(limit); len(deliveries) > 0 { //nolint:contextcheck // deliveries outlive ctx
 			return deliveries, nil
 		}
-		s.want(limit)
+		s.ledger.want(limit, time.Now())
+		token(s.wanted)
 		select {
 		case <-s.woken:
 		case <-ctx.Done():
 		case <-s.closing.Done():
 		}
 	}
-}
-
-// want notes for how many messages Receive waits.
-func (s *Source) want(limit int) {
-	s.mu.Lock()
-	s.limit, s.received = limit, time.Now()
-	s.mu.Unlock()
-	if limit > 0 {
-		token(s.wanted)
-	}
-}
-
-// demand is for how many messages Receive waits.
-func (s *Source) demand() int {
-	s.mu.Lock()
-	limit := s.limit
-	s.mu.Unlock()
-	if limit == 0 {
-		return 0
-	}
-	return limit - s.ledger.buffered()
-}
-
-// idle is for how long nobody has received.
-func (s *Source) idle(now time.Time) time.Duration {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.limit > 0 {
-		return 0
-	}
-	return now.Sub(s.received)
 }
 
 func token(c chan struct{}) {
