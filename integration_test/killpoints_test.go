@@ -50,6 +50,7 @@ func killAt(t *testing.T, s supply, point, batch string) {
 	}
 	const messages, subscriber = 20, "killpoints"
 	place := s.at(subscriber)
+	place.Lease = time.Second // the messages of the dead come again soon
 	bodies := make([]string, messages)
 	for i := range bodies {
 		bodies[i] = fmt.Sprintf(`{"id":"o-%d"}`, i)

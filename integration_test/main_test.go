@@ -22,6 +22,12 @@ var children = map[string]func(context.Context) error{
 }
 
 func TestMain(m *testing.M) {
+	for name, value := range sqsEnvironment {
+		if err := os.Setenv(name, value); err != nil { // no test runs yet
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	child, ok := children[os.Getenv("ACKAFTER_CHILD")]
 	if !ok {
 		code := m.Run()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -188,43 +190,58 @@ func TestTwoInstances(t *testing.T) {
 	})
 }
 
-// A subscriber moves from Kafka to RabbitMQ. Its keys are those of the business, so
-// what it handled there is a replay here, whether the one has ended or still runs.
+// A subscriber moves from Kafka to another broker. Its keys are those of the
+// business, so what it handled there is a replay here, whether the one has ended or
+// still runs.
 func TestMoveToAnotherBroker(t *testing.T) {
 	t.Parallel()
+	for _, kind := range slices.Sorted(maps.Keys(supplies)) {
+		if kind == "kafka" {
+			continue
+		}
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			move(t, newKafkaSupply(t, 4), supplies[kind](t))
+		})
+	}
+}
+
+func move(t *testing.T, old, next supply) {
+	t.Helper()
 	pool := newSubscribers(t)
-	old, next := newKafkaSupply(t, 4), newRabbitSupply(t, "quorum")
 	const name, before, both, after = "billing", 200, 200, 50
 	there, here := old.at(name), next.at(name)
 
-	// Up to now there was Kafka.
+	// Up to now there was the old one.
 	old.produce(ids(0, before)...)
 	k := subscribe(t, pool, name, there)
-	eventually(t, time.Minute, "everything is done on Kafka", func() bool { return k.dones() >= before })
+	eventually(t, time.Minute, "everything is done on the old one", func() bool { return k.dones() >= before })
 	wantOutcomes(t, before, 0, k)
 
 	// What was there before is published again.
 	next.produce(ids(0, before)...)
-	r := subscribe(t, pool, name, here)
-	eventually(t, time.Minute, "everything is done on RabbitMQ", func() bool { return r.dones() >= before })
-	wantOutcomes(t, 0, before, r)
+	n := subscribe(t, pool, name, here)
+	eventually(t, time.Minute, "everything is done on the next one", func() bool { return n.dones() >= before })
+	wantOutcomes(t, 0, before, n)
 
 	// For a while producers publish to both.
 	const wave = 20
-	for n := before; n < before+both; n += 2 * wave {
-		old.produce(ids(n, n+wave)...)
-		next.produce(ids(n, n+2*wave)...)
-		old.produce(ids(n+wave, n+2*wave)...)
+	for i := before; i < before+both; i += 2 * wave {
+		old.produce(ids(i, i+wave)...)
+		next.produce(ids(i, i+2*wave)...)
+		old.produce(ids(i+wave, i+2*wave)...)
 	}
-	eventually(t, time.Minute, "everything is done on both", func() bool { return k.dones()+r.dones() >= 2*before+2*both })
+	eventually(t, time.Minute, "everything is done on both", func() bool { return k.dones()+n.dones() >= 2*before+2*both })
 	k.stop(t)
-	t.Logf("of what was on both, Kafka's was first %d times, RabbitMQ's %d times", k.count(inbox.FirstAttempt)-before, r.count(inbox.FirstAttempt))
-	wantOutcomes(t, before+both, before+both, k, r)
+	t.Logf("of what was on both, the old one's was first %d times, the next one's %d times",
+		k.count(inbox.FirstAttempt)-before, n.count(inbox.FirstAttempt))
+	wantOutcomes(t, before+both, before+both, k, n)
 
-	// From now on there is RabbitMQ.
+	// From now on there is the next one.
 	next.produce(ids(before+both, before+both+after)...)
-	eventually(t, time.Minute, "everything is done on RabbitMQ", func() bool { return k.dones()+r.dones() >= 2*before+2*both+after })
-	r.stop(t)
-	wantOutcomes(t, before+both+after, before+both, k, r)
+	eventually(t, time.Minute, "everything is done on the next one", func() bool { return k.dones()+n.dones() >= 2*before+2*both+after })
+	n.stop(t)
+	wantOutcomes(t, before+both+after, before+both, k, n)
 	wantEffects(t, pool, name, before+both+after)
+	eventually(t, time.Minute, "nothing is left", func() bool { return next.drained(name) })
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/ackafter/ackafter/integration_test/servers"
 	"github.com/ackafter/ackafter/kafka"
 	"github.com/ackafter/ackafter/rabbitmq"
+	"github.com/ackafter/ackafter/sqs"
 )
 
 // supply is where the messages of a test come from, on one of the brokers.
@@ -36,6 +37,8 @@ type supply interface {
 var supplies = map[string]func(*testing.T) supply{
 	"kafka":    func(t *testing.T) supply { return newKafkaSupply(t, 4) },
 	"rabbitmq": func(t *testing.T) supply { return newRabbitSupply(t, "quorum") },
+	"sqs":      func(t *testing.T) supply { return newSQSSupply(t, false) },
+	"sqs-fifo": func(t *testing.T) supply { return newSQSSupply(t, true) },
 }
 
 // onEach runs a test on each kind of supply.
@@ -55,6 +58,8 @@ type place struct {
 	Addresses []string
 	Name      string // of the topic or the queue
 	Group     string // Kafka's
+	// Lease is for how long a message of SQS's is hidden that was received; 0: for 30 s.
+	Lease time.Duration
 }
 
 const envPlace = "CHILD_PLACE"
@@ -63,7 +68,7 @@ const envPlace = "CHILD_PLACE"
 func (p place) environment() string {
 	text, err := json.Marshal(p)
 	if err != nil {
-		panic(err) // cannot be: there are only strings
+		panic(err) // cannot be: there are only strings and a number
 	}
 	return envPlace + "=" + string(text)
 }
@@ -83,6 +88,8 @@ func (p place) open(ctx context.Context, log *slog.Logger) (broker.Source, error
 		return kafka.Open(ctx, p.Addresses, p.Group, []string{p.Name}, &kafka.Config{SessionTimeout: 6 * time.Second, Logger: log})
 	case "rabbitmq":
 		return rabbitmq.Open(ctx, p.Addresses, p.Name, &rabbitmq.Config{Logger: log})
+	case "sqs":
+		return sqs.Open(ctx, p.Name, &sqs.Config{Endpoint: p.Addresses[0], VisibilityTimeout: p.Lease, Logger: log})
 	}
 	return nil, fmt.Errorf("there is no broker %q", p.Broker)
 }
@@ -162,3 +169,34 @@ func (s *rabbitSupply) drained(subscriber string) bool {
 	messages, unacked := s.queues[subscriber].depth()
 	return messages == 0 && unacked == 0
 }
+
+// sqsSupply is a set of queues, one for each subscriber, as a topic of SNS fills them.
+type sqsSupply struct {
+	t      *testing.T
+	fifo   bool
+	queues map[string]*sqsQueue
+}
+
+func newSQSSupply(t *testing.T, fifo bool) supply {
+	t.Helper()
+	return &sqsSupply{t: t, fifo: fifo, queues: make(map[string]*sqsQueue)}
+}
+
+func (s *sqsSupply) at(subscriber string) place {
+	s.t.Helper()
+	q := s.queues[subscriber]
+	if q == nil {
+		q = newSQSQueue(s.t, s.fifo, nil)
+		s.queues[subscriber] = q
+	}
+	return place{Broker: "sqs", Addresses: []string{q.address}, Name: q.name}
+}
+
+func (s *sqsSupply) produce(bodies ...string) {
+	s.t.Helper()
+	for _, q := range s.queues {
+		q.send(inGroups(bodies...)...) // Repeats have groups of their own.
+	}
+}
+
+func (s *sqsSupply) drained(subscriber string) bool { return s.queues[subscriber].drained() }
