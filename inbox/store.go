@@ -141,6 +141,14 @@ type BeginOptions struct {
 	// Order says what holds claims with a Lane back, see Entry.Held. The zero
 	// value holds nothing.
 	Order Order
+
+	// BeforeStatement is called with the text of each statement of a handler,
+	// before it is sent, by the goroutine that sends it. An error is what the
+	// handler gets instead, as if the database had refused the statement: a run
+	// that then reports success has swallowed it. It is for tests (inboxtest.Chaos).
+	// Nil: nothing is called. A store that does not see statements leaves it alone,
+	// and so may what a handler sends past its Tx.
+	BeforeStatement func(sql string) error
 }
 
 // Order says which parked messages hold back the later ones of their lane.

@@ -32,7 +32,8 @@ type batch struct {
 	sp   savepoint
 	over bool // the transaction has ended with nothing in it; see begin.duplicates
 
-	sealed bool // a handler changed settings; see Sealed
+	sealed bool                   // a handler changed settings; see Sealed
+	before func(sql string) error // see inbox.BeginOptions; may be nil
 
 	mu    sync.Mutex
 	phase phase
@@ -76,7 +77,7 @@ func newBatch(s *Store, pooled *pgxpool.Conn, g *begin) *batch {
 	return &batch{
 		store: s, pooled: pooled, conn: g.conn, tx: g.tx,
 		set: g.set, entries: g.entries, ours: g.ours, kept: make([]bool, n), results: make([][]byte, n),
-		guarded: g.guarded && !g.over, unparks: g.o.IgnoreParked, sp: sp, over: g.over,
+		guarded: g.guarded && !g.over, unparks: g.o.IgnoreParked, sp: sp, over: g.over, before: g.o.BeforeStatement,
 	}
 }
 

@@ -34,7 +34,7 @@ type run struct {
 	used    bool     // something may have reached the server
 	open    closer
 	failed  *inbox.StatementError // that the transaction is in error for
-	refused *inbox.StatementError // the first attempt to end the transaction
+	refused *inbox.StatementError // the first statement that was not let through
 	nested  int
 }
 
@@ -109,7 +109,11 @@ func (r *run) refuse(sql, word string) error {
 	if r.dead.Load() {
 		return errDead
 	}
-	err := fmt.Errorf("inboxpgx: %s: %w", word, ErrRefused)
+	return r.deny(sql, fmt.Errorf("inboxpgx: %s: %w", word, ErrRefused))
+}
+
+// deny notes that a statement was not let through because of err.
+func (r *run) deny(sql string, err error) error {
 	if !r.mu.TryLock() {
 		return err
 	}
@@ -120,7 +124,18 @@ func (r *run) refuse(sql, word string) error {
 	return err
 }
 
-// allow refuses text that would end the transaction.
+// ask asks whoever wants to be asked before a statement.
+func (r *run) ask(sql string) error {
+	if r.batch.before == nil || r.dead.Load() {
+		return nil
+	}
+	if err := r.batch.before(sql); err != nil {
+		return r.deny(sql, err)
+	}
+	return nil
+}
+
+// allow refuses text that would end the transaction, or that ask is against.
 func (r *run) allow(sql string) error {
 	if word := controlIn(sql); word != "" {
 		return r.refuse(sql, word)
@@ -128,7 +143,7 @@ func (r *run) allow(sql string) error {
 	if settingsIn(sql) {
 		r.resets.Store(true)
 	}
-	return nil
+	return r.ask(sql)
 }
 
 // close ends the run. It closes what the handler left open. The error says that
@@ -254,6 +269,10 @@ func (r *run) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 
 // CopyFrom implements pgx.Tx.
 func (r *run) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, source pgx.CopyFromSource) (int64, error) {
+	sql := "copy " + table.Sanitize() + " from stdin"
+	if err := r.ask(sql); err != nil {
+		return 0, err
+	}
 	if err := r.enterFree(); err != nil {
 		return 0, err
 	}
@@ -262,7 +281,7 @@ func (r *run) CopyFrom(ctx context.Context, table pgx.Identifier, columns []stri
 	if err == nil {
 		n, err = r.conn.CopyFrom(ctx, table, columns, source)
 	}
-	return n, r.leave("copy "+table.Sanitize()+" from stdin", err)
+	return n, r.leave(sql, err)
 }
 
 // Prepare implements pgx.Tx.

@@ -48,6 +48,7 @@ func (s *Store) begin(ctx context.Context, cs []claim, o inbox.BeginOptions, dea
 		s.freeWriter()
 		return nil, err
 	}
+	session.before = o.BeforeStatement
 	b := newBatch(s, session, cs, o.IgnoreParked)
 	o.LockTimeout = max(time.Until(deadline), time.Millisecond)
 	if err = s.d.open(ctx, session, o); err == nil {

@@ -26,12 +26,17 @@ var (
 // do calls the driver for one statement. The function that it hands out with
 // the context must be called when the statement is done.
 func (l *link) do(ctx context.Context, query string, call func(ctx context.Context, done func()) error) error {
+	denied := l.ask(query) // Without the turn: it may take its time.
 	if err := l.s.acquire(ctx); err != nil {
 		return err
 	}
 	defer l.s.yield()
 	if err := l.refuse(query); err != nil {
 		return err
+	}
+	if denied != nil {
+		l.run.fail(query, denied)
+		return denied
 	}
 	err := ctx.Err() // Some drivers call an ended context a bad connection.
 	if err == nil {
@@ -41,6 +46,14 @@ func (l *link) do(ctx context.Context, query string, call func(ctx context.Conte
 		}
 	}
 	return l.note(ctx, query, err)
+}
+
+// ask asks whoever wants to be asked before a handler's statement.
+func (l *link) ask(query string) error {
+	if l.run == nil || l.s.before == nil {
+		return nil
+	}
+	return l.s.before(query)
 }
 
 // join returns a context for a statement: for a handler's, one that also ends when

@@ -31,6 +31,7 @@ type session struct {
 	inner   *sql.DB
 	own     *sql.Conn // for the store's own statements
 	runs    []*run
+	before  func(sql string) error // see inbox.BeginOptions; may be nil
 
 	// autoRollback says that the database may end the transaction by itself when
 	// a statement fails, and go on without one (SQLite).

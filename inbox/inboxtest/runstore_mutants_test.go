@@ -314,6 +314,16 @@ func mutants() map[string]struct {
 		"unknown is not committed": {hides(inbox.ErrCommitUnknown, inbox.ErrNotCommitted), []string{"commit answer lost"}},
 		"not committed is unknown": {hides(inbox.ErrNotCommitted, inbox.ErrCommitUnknown), []string{"deferred constraint"}},
 		"not committed is done":    {hides(inbox.ErrNotCommitted, nil), []string{"deferred constraint"}},
+		"asks for its own statements": {asks(func(_ []inbox.Claim, o *inbox.BeginOptions) {
+			if before := o.BeforeStatement; before != nil {
+				o.BeforeStatement = func(sql string) error { _ = before("release savepoint x"); return before(sql) }
+			}
+		}), []string{"denied statement"}},
+		"lets denied statements through": {asks(func(_ []inbox.Claim, o *inbox.BeginOptions) {
+			if before := o.BeforeStatement; before != nil {
+				o.BeforeStatement = func(sql string) error { _ = before(sql); return nil }
+			}
+		}), []string{"denied statement"}},
 		"does not park": {with(mutantBatch{park: func(context.Context, batch, int, inbox.Parked) error { return nil }}),
 			[]string{"park under the claim", "park keeps everything"}},
 		"parks and keeps the claim": {with(mutantBatch{park: func(ctx context.Context, b batch, i int, p inbox.Parked) error {

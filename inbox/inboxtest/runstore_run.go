@@ -3,6 +3,7 @@ package inboxtest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/ackafter/ackafter/inbox"
@@ -14,6 +15,7 @@ func runRules[Tx any]() []storeRule[Tx] {
 		{name: "bulk run", run: bulkRun[Tx]},
 		{name: "swallowed error", run: swallowedError[Tx]},
 		{name: "failed statement reported", run: reportedError[Tx]},
+		{name: "denied statement", run: deniedStatement[Tx]},
 		{name: "dead tx", run: deadTx[Tx]},
 		{name: "abort", run: abort[Tx]},
 		{name: "abort under a handler", run: abortUnderHandler[Tx]},
@@ -157,6 +159,44 @@ func reportedError[Tx any](s *storeSuite[Tx]) {
 	for i, n := range []int64{1, 0, 1} {
 		s.wantEffects(fmt.Sprint("k", i+1), n)
 		s.wantRow(claim(fmt.Sprint("k", i+1)).Key, n == 1)
+	}
+}
+
+// 25a. A store that sees the statements of handlers asks BeforeStatement before
+// each of them, and of no other. One that is denied does not run, and the run has
+// failed whatever it reports; its neighbours keep their work.
+func deniedStatement[Tx any](s *storeSuite[Tx]) {
+	no := errors.New("denied")
+	var asked []string
+	o := options()
+	o.BeforeStatement = func(sql string) error {
+		asked = append(asked, sql)
+		if sql == insertEffect("k2") {
+			return no
+		}
+		return nil
+	}
+	b := s.beginWith(o, claims("k1", "k2", "k3")...)
+	s.work(b, 0, "k1", nil)
+	if len(asked) == 0 {
+		s.Skip("the store does not see statements")
+	}
+	tx := s.start(b, 1, insertEffect("k2 before"))
+	if err := s.Exec(s.ctx, tx, insertEffect("k2")); !errors.Is(err, no) {
+		s.Errorf("a denied statement: %v, want the error of BeforeStatement", err)
+	}
+	if err := b.Finish(s.ctx, 1, true, nil); !errors.Is(err, inbox.ErrSwallowed) || !errors.Is(err, no) {
+		s.Fatalf("Finish: %v, want ErrSwallowed with the error of BeforeStatement", err)
+	}
+	s.work(b, 2, "k3", nil)
+	s.commit(b)
+	for k, n := range map[string]int64{"k1": 1, "k2": 0, "k2 before": 0, "k3": 1} {
+		s.wantEffects(k, n)
+	}
+	s.wantRow(claim("k2").Key, false)
+	want := []string{insertEffect("k1"), insertEffect("k2 before"), insertEffect("k2"), insertEffect("k3")}
+	if !slices.Equal(slices.Compact(asked), want) { // Preparing asks as well.
+		s.Errorf("asked before %q, want %q", asked, want)
 	}
 }
 
