@@ -29,6 +29,15 @@ type Source interface {
 	Close(ctx context.Context) error
 }
 
+// HealthReporter is an optional interface of a [Source], found by type assertion.
+type HealthReporter interface {
+	// Health returns nil when the source does its work, and else all that is wrong:
+	// it cannot reach its broker, is not in its group, or has lost something. After
+	// Close it wraps ErrClosed. That nobody receives, or that messages wait, is not
+	// wrong. It asks no broker, does not wait, and may be called concurrently.
+	Health() error
+}
+
 // Errors of this package. Test with errors.Is.
 var (
 	// ErrClosed is returned by Source.Receive after Source.Close.

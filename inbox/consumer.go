@@ -25,6 +25,8 @@ type Consumer[Tx any] struct {
 	// preparing holds a token while somebody prepares; ready is guarded by it.
 	preparing chan struct{}
 	ready     atomic.Bool
+
+	vitals vitals
 }
 
 // New returns a consumer that runs handler for every message whose key is new.

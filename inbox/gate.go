@@ -31,6 +31,7 @@ type gate struct {
 	until time.Time     // of the next probe
 	told  time.Time     // of the last line about a failed probe
 	cause string        // that it told
+	err   error         // why it is shut
 }
 
 // gateReminder is how often a pause that lasts is logged.
@@ -59,6 +60,7 @@ func (g *gate) close(err error) bool {
 	}
 	g.shut = make(chan struct{})
 	g.trips++
+	g.err = err
 	now := time.Now()
 	g.until = now.Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
 	select {
@@ -155,6 +157,7 @@ func (g *gate) probed(shut chan struct{}, err error) bool {
 		return false
 	}
 	g.trips++
+	g.err = err
 	now := time.Now()
 	g.until = now.Add(backoff.Delay(g.trips, gateBackoff, gateMaxBackoff))
 	g.remind(now, err)
@@ -180,6 +183,17 @@ func sleep(ctx context.Context, early <-chan struct{}, d time.Duration) bool {
 		return false
 	}
 	return true
+}
+
+// state tells whether the gate is shut, since when nothing could be committed, and
+// why.
+func (g *gate) state() (paused bool, since time.Time, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.shut == nil {
+		return false, time.Time{}, nil
+	}
+	return true, g.since, g.err
 }
 
 func (g *gate) isOpen() bool {

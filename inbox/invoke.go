@@ -47,8 +47,10 @@ func (c *Consumer[Tx]) invoke(ctx context.Context, handlers *sync.WaitGroup, wor
 	}
 	done := make(chan error, 1)
 	handlers.Add(1)
+	running := c.vitals.handle(ms)
 	go func() {
 		defer handlers.Done()
+		defer c.vitals.handled(running)
 		// What is sent when the handler ends its goroutine, as t.FailNow does.
 		var err error = &PanicError{Value: "the handler called runtime.Goexit"}
 		defer func() { done <- err }()
@@ -65,6 +67,7 @@ func (c *Consumer[Tx]) invoke(ctx context.Context, handlers *sync.WaitGroup, wor
 	case err := <-done:
 		return call{err: err, cause: context.Cause(hctx)}
 	case <-grace.C:
+		c.vitals.leaveBehind(running)
 		return call{err: context.Cause(hctx), cause: context.Cause(hctx), abandoned: true}
 	}
 }

@@ -10,6 +10,10 @@ import (
 
 // observe writes the line of a message that is done with and tells the hooks.
 func (c *Consumer[Tx]) observe(ctx context.Context, w *work) {
+	c.vitals.succeed()
+	if w.fate.reason != "" {
+		c.vitals.fail(c.errorKind(w.fate.err))
+	}
 	e := OutcomeEvent{
 		Consumer:   c.name,
 		Tenant:     w.claim.Tenant,
@@ -76,6 +80,7 @@ func errorAttrs(err error) []slog.Attr {
 
 // refused writes the line of a message that Process did not handle.
 func (c *Consumer[Tx]) refused(ctx context.Context, w *work, err error) {
+	c.vitals.fail(c.errorKind(err))
 	if c.cfg.Logger.Enabled(ctx, slog.LevelWarn) {
 		c.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "inbox: message not handled", append(c.attrs(w), errorAttrs(err)...)...)
 	}
@@ -102,6 +107,7 @@ func (c *Consumer[Tx]) attrs(w *work) []slog.Attr {
 }
 
 func (c *Consumer[Tx]) onRetry(ctx context.Context, w *work, counted bool, delay time.Duration, err error) {
+	c.vitals.fail(c.errorKind(err))
 	attempt := w.failed
 	if !counted {
 		attempt++
@@ -132,6 +138,9 @@ func (c *Consumer[Tx]) onStaleAck(ctx context.Context, w *work) {
 
 func (c *Consumer[Tx]) onPause(ctx context.Context, e PauseEvent) {
 	e.Consumer = c.name
+	if e.Paused {
+		c.vitals.fail(KindUnavailable)
+	}
 	for _, h := range c.cfg.Hooks {
 		if h, ok := h.(OnPause); ok {
 			h.OnPause(hookCtx(ctx), e)

@@ -30,7 +30,7 @@ import (
 //
 // Several Runs of one Consumer may go on at once, with different sources; each
 // has workers of its own.
-func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
+func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) (err error) {
 	if isNil(src) {
 		return errors.New("inbox: run: source must not be nil")
 	}
@@ -42,6 +42,9 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) error {
 	r.batchSize.Store(int64(c.cfg.BatchSize))
 	r.gate = newGate(c.cfg.Logger.With(slog.String("consumer", c.name)), func(e PauseEvent) { c.onPause(ctx, e) })
 	r.queue = lanes.New(c.cfg.Workers, lanes.Limits{Items: c.cfg.MaxInFlight, Bytes: c.cfg.MaxInFlightBytes}, (*work).end)
+	reporter, _ := src.(broker.HealthReporter)
+	leave := c.vitals.enter(&vitalRun{soft: soft, gate: r.gate, queue: r.queue, source: reporter})
+	defer func() { leave(err) }()
 
 	if err := r.start(); err != nil {
 		r.closeSource()

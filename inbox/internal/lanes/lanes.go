@@ -31,6 +31,8 @@ type Queue[T any] struct {
 	waiting int // items in ready lanes
 	held    int
 	bytes   int64
+	first   *Item[T] // of all items, in the order in which they were put
+	last    *Item[T]
 	largest int64 // of the items seen lately
 	closed  bool
 }
@@ -57,6 +59,9 @@ type Item[T any] struct {
 
 	lane *lane[T]
 	size int64
+
+	since          time.Time
+	before, behind *Item[T]
 }
 
 // New returns an empty queue for a number of workers. An item whose end has come
@@ -83,9 +88,9 @@ func (q *Queue[T]) Put(name string, v T, size int) bool {
 			q.lanes[name] = l
 		}
 	}
-	l.items = append(l.items, &Item[T]{Value: v, lane: l, size: int64(size)})
-	q.held++
-	q.bytes += int64(size)
+	it := &Item[T]{Value: v, lane: l, size: int64(size), since: time.Now()}
+	l.items = append(l.items, it)
+	q.hold(it)
 	q.largest = max(q.largest-q.largest/64, int64(size)) // It fades: one giant does not count for ever.
 	switch {
 	case l.busy, l.timer != nil:
@@ -208,8 +213,7 @@ func (q *Queue[T]) finishLane(l *lane[T], items []*Item[T]) {
 			kept = append(kept, it)
 			continue
 		}
-		q.held--
-		q.bytes -= it.size
+		q.release(it)
 	}
 	l.busy = false
 	if len(kept) > 0 {
@@ -289,8 +293,7 @@ func (q *Queue[T]) Remove(match func(T) bool) []T {
 				return false
 			}
 			removed = append(removed, it.Value)
-			q.held--
-			q.bytes -= it.size
+			q.release(it)
 			return true
 		})
 	}
@@ -328,8 +331,7 @@ func (q *Queue[T]) Close() []T {
 	collect := func(l *lane[T]) {
 		for _, it := range l.items {
 			rest = append(rest, it.Value)
-			q.held--
-			q.bytes -= it.size
+			q.release(it)
 		}
 		l.items = nil
 	}
@@ -355,6 +357,47 @@ func (q *Queue[T]) Held() (int, int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.held, q.bytes
+}
+
+// Oldest returns when the oldest item was put, of all that the queue holds, taken
+// ones included; false when it holds none.
+func (q *Queue[T]) Oldest() (time.Time, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.first == nil {
+		return time.Time{}, false
+	}
+	return q.first.since, true
+}
+
+// hold counts a new item.
+func (q *Queue[T]) hold(it *Item[T]) {
+	q.held++
+	q.bytes += it.size
+	it.before = q.last
+	if q.last == nil {
+		q.first = it
+	} else {
+		q.last.behind = it
+	}
+	q.last = it
+}
+
+// release forgets an item that is gone.
+func (q *Queue[T]) release(it *Item[T]) {
+	q.held--
+	q.bytes -= it.size
+	if it.before == nil {
+		q.first = it.behind
+	} else {
+		it.before.behind = it.behind
+	}
+	if it.behind == nil {
+		q.last = it.before
+	} else {
+		it.behind.before = it.before
+	}
+	it.before, it.behind = nil, nil
 }
 
 func (q *Queue[T]) broadcast() {

@@ -301,4 +301,45 @@ func TestManyWorkers(t *testing.T) {
 	if n, b := q.Held(); n != 0 || b != 0 {
 		t.Errorf("holds %d items, %d bytes", n, b)
 	}
+	if since, any := q.Oldest(); any {
+		t.Errorf("the oldest of nothing is of %v", since)
+	}
+}
+
+// The oldest is the one that was put first and is not done, wherever it is: ready,
+// taken, kept, waiting out a delay or behind another one.
+func TestOldest(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		q := lanes.New(2, lanes.Limits{}, never)
+		want := func(after time.Duration, held bool) {
+			t.Helper()
+			if since, any := q.Oldest(); any != held || (held && since.Sub(start) != after) {
+				t.Errorf("the oldest is %v, %v; want %v, %v", since.Sub(start), any, after, held)
+			}
+		}
+		want(0, false)
+		for i, lane := range []string{"a", "a", "b", "", "c"} {
+			q.Put(lane, fmt.Sprint(lane, i), 1)
+			<-time.After(time.Second)
+		}
+		want(0, true)
+		taken := q.Take(t.Context(), 1) // a0
+		want(0, true)
+		q.Finish(taken)
+		want(1*time.Second, true)
+		q.Remove(func(v string) bool { return v == "b2" || v == "4" })
+		want(1*time.Second, true)
+		for range 3 {
+			taken = append(taken[:0], q.Take(t.Context(), 1)...)
+			taken[0].Keep, taken[0].Delay = true, time.Minute
+			q.Finish(taken)
+		}
+		want(1*time.Second, true)
+		q.Remove(func(v string) bool { return v == "a1" })
+		want(3*time.Second, true) // b2 is gone.
+		q.Close()
+		want(0, false)
+	})
 }
