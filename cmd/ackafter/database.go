@@ -28,12 +28,13 @@ type database struct {
 	pool *pgxpool.Pool
 
 	// inbox answers the questions about keys and parked messages.
-	inbox inspector
+	inbox keeper
 }
 
-// inspector is the part of a store that this program uses.
-type inspector interface {
+// keeper is the part of a store that this program uses.
+type keeper interface {
 	inbox.Inspector
+	inbox.Undertaker
 	Check(ctx context.Context) error
 }
 
@@ -55,10 +56,12 @@ func openPostgres(ctx context.Context, a *address) (*database, error) {
 		return nil, fmt.Errorf("connect to %s: %w", a.label, err)
 	}
 	db := &database{address: a, sql: stdlib.OpenDBFromPool(pool), pool: pool}
-	if db.inbox, err = inboxpgx.NewWithConfig(pool, &inboxpgx.Config{Schema: a.schema}); err != nil {
+	store, err := inboxpgx.NewWithConfig(pool, &inboxpgx.Config{Schema: a.schema})
+	if err != nil {
 		db.close()
 		return nil, err
 	}
+	db.inbox = asKeeper(store)
 	return db, nil
 }
 
@@ -76,10 +79,12 @@ func openSQLite(ctx context.Context, a *address) (*database, error) {
 		db.close()
 		return nil, fmt.Errorf("open %s: %w", a.label, err)
 	}
-	if db.inbox, err = inboxsql.New(file); err != nil { //nolint:contextcheck // The driver is known: nothing is asked.
+	store, err := inboxsql.New(file) //nolint:contextcheck // The driver is known: nothing is asked.
+	if err != nil {
 		db.close()
 		return nil, err
 	}
+	db.inbox = asKeeper(store)
 	return db, nil
 }
 

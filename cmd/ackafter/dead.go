@@ -5,10 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,102 +12,81 @@ import (
 	"github.com/ackafter/ackafter/inbox"
 )
 
-const deadHelp = `Look at parked messages: dead letters, which get no more attempts on their own, and
-messages that wait for another attempt or behind another message of their lane.`
+const deadHelp = `Look at parked messages, and see to them: dead letters, which get no more attempts on
+their own, and messages that wait for another attempt or behind another message of their
+lane.`
 
 func (p *program) deadCommand() *cobra.Command {
 	dead := &cobra.Command{
 		Use:   "dead",
-		Short: "Look at dead letters and other parked messages",
+		Short: "Look at dead letters and other parked messages, retry or discard them",
 		Long:  deadHelp,
 		Args:  cobra.ArbitraryArgs,
 		RunE:  needsCommand,
 	}
-	dead.AddCommand(p.deadListCommand(), p.deadShowCommand())
+	dead.AddCommand(p.deadListCommand(), p.deadShowCommand(), p.deadRetryCommand(), p.deadDiscardCommand(), p.deadExportCommand())
 	return dead
 }
-
-// anyState is the --state of all parked messages.
-const anyState = "all"
-
-var (
-	states  = []inbox.ParkedState{inbox.ParkedDead, inbox.ParkedRetry, inbox.ParkedWaiting}
-	reasons = []inbox.Reason{
-		inbox.ReasonAttempts, inbox.ReasonPermanent, inbox.ReasonInvalidKey, inbox.ReasonConflict, inbox.ReasonEffectsUnknown,
-	}
-)
 
 // maxLimit bounds --limit: the rows are held in memory.
 const maxLimit = 10_000
 
-// listFlags are the flags of "dead list".
-type listFlags struct {
-	consumer, tenant, key, reason, state string
-	limit                                int
-	after                                int64
-}
-
 func (p *program) deadListCommand() *cobra.Command {
-	var f listFlags
+	var (
+		selected   *selection
+		all, group bool
+	)
 	command := &cobra.Command{
 		Use:   "list",
 		Short: "List parked messages, oldest first",
 		Long: `List parked messages, oldest first: by default the dead letters. When there are more
-than --limit, the last line says how to go on. An empty list is no error.`,
+than --limit, the last line says how to go on. An empty list is no error.
+
+--group counts those that failed alike instead, the most frequent first: their errors
+differ in numbers, ids and quoted parts only. --failure then selects such a group, here
+and in the commands that retry, discard and export.
+
+--all shows messages in every state: those that wait for their next attempt (NEXT says
+until when), those that wait behind another one of their lane, those that a process has
+in work (LEASED says until when at most), and discarded ones.`,
 		Example: `  ackafter dead list
+  ackafter dead list --group --since 36h
   ackafter dead list --consumer billing --reason conflict
-  ackafter dead list --state all --limit 20 --after 4711
+  ackafter dead list --all --limit 20 --after 4711
   ackafter dead list --json | jq '.parked[].message_key'`,
 		Args: arguments(),
 		RunE: func(command *cobra.Command, _ []string) error {
-			filter, err := f.filter()
-			if err != nil {
+			switch changed := command.Flags().Changed; {
+			case all && changed("state"):
+				return usagef("--all does not go with --state")
+			case all:
+				selected.state = anyState
+			case group && changed("after"):
+				return usagef("--after does not go with --group")
+			}
+			if err := selected.check(); err != nil {
 				return err
 			}
+			limit := selected.limit
+			if limit < 1 || limit > maxLimit {
+				return usagef("--limit %d: must be from 1 to %d", limit, maxLimit)
+			}
 			return p.withInbox(command.Context(), func(ctx context.Context, db *database, now time.Time) error {
-				return p.listParked(ctx, db, filter, now)
+				if group {
+					return p.groupParked(ctx, db, selected.filter(now), limit, now)
+				}
+				return p.listParked(ctx, db, selected.filter(now), limit, now)
 			})
 		},
 	}
-	flags := command.Flags()
-	flags.StringVar(&f.consumer, "consumer", "", "only this `consumer`'s (default: all)")
-	flags.StringVar(&f.tenant, "tenant", "", "only this `tenant`'s (default: all)")
-	flags.StringVar(&f.key, "key", "", "only those with this message `key` (default: all)")
-	flags.StringVar(&f.state, "state", string(inbox.ParkedDead), "only in this `state`: "+quotedList(states)+`, or "all"`)
-	flags.StringVar(&f.reason, "reason", "", "only for this `reason`: "+quotedList(reasons)+" (default: all)")
-	flags.IntVar(&f.limit, "limit", 100, fmt.Sprintf("at most this `many`, from 1 to %d", maxLimit))
-	flags.Int64Var(&f.after, "after", 0, "go on after this `id`")
-	complete(command, "state", append(texts(states), anyState)...)
-	complete(command, "reason", texts(reasons)...)
+	selected = selectFlags(command, 100, fmt.Sprintf("at most this `many`, from 1 to %d", maxLimit), append(texts(states), anyState)...)
+	command.Flags().BoolVar(&all, "all", false, "in every state, the same as --state all")
+	command.Flags().BoolVar(&group, "group", false, "count those that failed alike")
 	return command
 }
 
-// filter checks the flags.
-func (f *listFlags) filter() (inbox.ParkedFilter, error) {
-	filter := inbox.ParkedFilter{
-		Consumer: f.consumer, Tenant: f.tenant, MessageKey: f.key,
-		State: inbox.ParkedState(f.state), Reason: inbox.Reason(f.reason), After: f.after, Limit: f.limit,
-	}
-	switch {
-	case f.state == anyState:
-		filter.State = ""
-	case !slices.Contains(states, filter.State):
-		return filter, usagef("--state %q: must be one of %s, or %q", f.state, quotedList(states), anyState)
-	}
-	switch {
-	case f.reason != "" && !slices.Contains(reasons, filter.Reason):
-		return filter, usagef("--reason %q: must be one of %s", f.reason, quotedList(reasons))
-	case f.limit < 1 || f.limit > maxLimit:
-		return filter, usagef("--limit %d: must be from 1 to %d", f.limit, maxLimit)
-	case f.after < 0:
-		return filter, usagef("--after %d: must not be negative", f.after)
-	}
-	return filter, nil
-}
-
-func (p *program) listParked(ctx context.Context, db *database, filter inbox.ParkedFilter, now time.Time) error {
-	limit := filter.Limit
-	filter.Limit++ // One more, to see whether there is one.
+func (p *program) listParked(ctx context.Context, db *database, filter inbox.ParkedFilter, limit int, now time.Time) error {
+	filter.Limit = limit + 1 // One more, to see whether there is one.
 	rows, err := db.inbox.ListParked(ctx, filter)
 	if err != nil {
 		return err
@@ -138,9 +113,9 @@ The exit code is 3 when there is no such message.`,
   ackafter dead show 4711 --body`,
 		Args: arguments("ID"),
 		RunE: func(command *cobra.Command, args []string) error {
-			id, err := strconv.ParseInt(args[0], 10, 64)
-			if err != nil || id < 1 {
-				return usagef("ID %q: must be a number from 1 to %d", args[0], int64(math.MaxInt64))
+			id, err := parseID(args[0])
+			if err != nil {
+				return err
 			}
 			return p.withInbox(command.Context(), func(ctx context.Context, db *database, now time.Time) error {
 				row, err := db.inbox.GetParked(ctx, id)
@@ -182,11 +157,7 @@ func (v *parkedListView) data() any {
 
 func (v *parkedListView) text(w io.Writer) {
 	if len(v.rows) == 0 {
-		what := "no parked messages"
-		if v.filter.State != "" {
-			what += " in state " + string(v.filter.State)
-		}
-		_, _ = fmt.Fprintln(w, what)
+		writeNone(w, v.filter)
 		return
 	}
 	writeParkedTable(w, v.rows, v.now)
@@ -205,20 +176,3 @@ type parkedView struct {
 func (v *parkedView) data() any { return newParkedMessage(v.row, v.body) }
 
 func (v *parkedView) text(w io.Writer) { writeParked(w, v.row, v.now, v.body) }
-
-// texts returns the values as strings.
-func texts[S ~string](all []S) []string {
-	s := make([]string, len(all))
-	for i := range all {
-		s[i] = string(all[i])
-	}
-	return s
-}
-
-func quotedList[S ~string](all []S) string {
-	quoted := make([]string, len(all))
-	for i := range all {
-		quoted[i] = strconv.Quote(string(all[i]))
-	}
-	return strings.Join(quoted, ", ")
-}

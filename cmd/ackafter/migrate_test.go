@@ -341,9 +341,9 @@ func TestMigrateSQLPrints(t *testing.T) {
 func TestMigrateSQLWritesFiles(t *testing.T) {
 	t.Parallel()
 	for format, want := range map[string][]string{
-		"plain":          {"0001_inbox.down.sql", "0001_inbox.up.sql"},
-		"golang-migrate": {"0001_inbox.down.sql", "0001_inbox.up.sql"},
-		"goose":          {"0001_inbox.sql"},
+		"plain":          {"0001_inbox.down.sql", "0001_inbox.up.sql", "0002_parking.down.sql", "0002_parking.up.sql"},
+		"golang-migrate": {"0001_inbox.down.sql", "0001_inbox.up.sql", "0002_parking.down.sql", "0002_parking.up.sql"},
+		"goose":          {"0001_inbox.sql", "0002_parking.sql"},
 	} {
 		t.Run(format, func(t *testing.T) {
 			t.Parallel()

@@ -20,10 +20,14 @@ type parkedEntry struct {
 	State       inbox.ParkedState `json:"state"`
 	Reason      inbox.Reason      `json:"reason"`
 	Error       string            `json:"error"`
+	Failure     string            `json:"failure"`
 	Attempts    int               `json:"attempts"`
 	Duplicates  int               `json:"duplicates"`
 	ParkedAt    *time.Time        `json:"parked_at"`
 	UpdatedAt   *time.Time        `json:"updated_at"`
+	NextAttempt *time.Time        `json:"next_attempt"`
+	LeasedUntil *time.Time        `json:"leased_until"`
+	Died        *time.Time        `json:"died"`
 	Worker      string            `json:"worker"`
 	Lane        string            `json:"lane,omitempty"`
 	Source      string            `json:"source"`
@@ -58,8 +62,9 @@ func newParkedEntry(r *inbox.ParkedRecord) parkedEntry {
 	m := messageOf(r)
 	e := parkedEntry{
 		ID: r.ID, Consumer: r.Consumer, Tenant: r.Tenant, MessageKey: r.MessageKey,
-		State: r.State, Reason: r.Reason, Error: r.Error, Attempts: r.Attempts, Duplicates: r.Duplicates,
-		ParkedAt: jsonTime(r.ParkedAt), UpdatedAt: jsonTime(r.UpdatedAt), Worker: r.Worker, Lane: r.Lane,
+		State: r.State, Reason: r.Reason, Error: r.Error, Failure: r.Failure, Attempts: r.Attempts, Duplicates: r.Duplicates,
+		ParkedAt: jsonTime(r.ParkedAt), UpdatedAt: jsonTime(r.UpdatedAt), NextAttempt: jsonTime(r.NextAttempt),
+		LeasedUntil: jsonTime(r.LeasedUntil), Died: jsonTime(r.Died), Worker: r.Worker, Lane: r.Lane,
 		Source: m.Source, MessageID: m.ID, MessageTime: jsonTime(m.Time), EventTime: jsonTime(r.EventTime),
 		Fingerprint: hex.EncodeToString(r.Fingerprint),
 	}
@@ -93,27 +98,69 @@ func messageOf(r *inbox.ParkedRecord) *broker.Message {
 // errorLimit is how many characters of an error and of a key the table shows.
 const errorLimit, keyLimit = 60, 40
 
-// writeParkedTable writes one line a row.
+// writeParkedTable writes one line a row. Columns that are empty in all of them are
+// left out.
 func writeParkedTable(w io.Writer, rows []inbox.ParkedRecord, now time.Time) {
-	tenants := false
-	for i := range rows {
-		tenants = tenants || rows[i].Tenant != ""
+	columns := []struct {
+		name     string
+		optional bool
+		cell     func(r *inbox.ParkedRecord) string
+	}{
+		{"ID", false, func(r *inbox.ParkedRecord) string { return strconv.FormatInt(r.ID, 10) }},
+		{"CONSUMER", false, func(r *inbox.ParkedRecord) string { return r.Consumer }},
+		{"TENANT", true, func(r *inbox.ParkedRecord) string { return r.Tenant }},
+		{"KEY", false, func(r *inbox.ParkedRecord) string { return shortened(r.MessageKey, keyLimit) }},
+		{"STATE", false, func(r *inbox.ParkedRecord) string { return string(r.State) }},
+		{"REASON", false, func(r *inbox.ParkedRecord) string { return string(r.Reason) }},
+		{"ATTEMPTS", false, func(r *inbox.ParkedRecord) string { return strconv.Itoa(r.Attempts) }},
+		{"DUPLICATES", false, func(r *inbox.ParkedRecord) string { return strconv.Itoa(r.Duplicates) }},
+		{"PARKED", false, func(r *inbox.ParkedRecord) string { return distance(r.ParkedAt, now) }},
+		{"NEXT", true, func(r *inbox.ParkedRecord) string { return nextAttempt(r, now) }},
+		{"LEASED", true, func(r *inbox.ParkedRecord) string { return lease(r, now) }},
+		{"ERROR", false, func(r *inbox.ParkedRecord) string { return shortened(r.Error, errorLimit) }},
 	}
 	t := newTable(w)
-	cells := func(tenant string, before []string, after ...string) {
-		if tenants {
-			before = append(before, tenant)
+	table := make([][]string, 1+len(rows))
+	for _, c := range columns {
+		cells, filled := make([]string, len(rows)), !c.optional
+		for i := range rows {
+			cells[i] = c.cell(&rows[i])
+			filled = filled || cells[i] != ""
 		}
-		t.row(append(before, after...)...)
+		if !filled {
+			continue
+		}
+		table[0] = append(table[0], c.name)
+		for i := range cells {
+			table[i+1] = append(table[i+1], cells[i])
+		}
 	}
-	cells("TENANT", []string{"ID", "CONSUMER"}, "KEY", "STATE", "REASON", "ATTEMPTS", "DUPLICATES", "PARKED", "ERROR")
-	for i := range rows {
-		r := &rows[i]
-		cells(r.Tenant, []string{strconv.FormatInt(r.ID, 10), r.Consumer},
-			shortened(r.MessageKey, keyLimit), string(r.State), string(r.Reason), strconv.Itoa(r.Attempts), strconv.Itoa(r.Duplicates),
-			distance(r.ParkedAt, now), shortened(r.Error, errorLimit))
+	for _, line := range table {
+		t.row(line...)
 	}
 	t.flush()
+}
+
+// nextAttempt says when a message is due; empty when it does not wait for a time.
+func nextAttempt(r *inbox.ParkedRecord, now time.Time) string {
+	switch {
+	case r.NextAttempt.IsZero():
+		return ""
+	case !r.NextAttempt.After(now):
+		return "due"
+	}
+	return distance(r.NextAttempt, now)
+}
+
+// lease says how long a process may have a message in work; empty when none has.
+func lease(r *inbox.ParkedRecord, now time.Time) string {
+	switch {
+	case r.LeasedUntil.IsZero():
+		return ""
+	case !r.LeasedUntil.After(now):
+		return "over"
+	}
+	return distance(r.LeasedUntil, now)
 }
 
 // writeParked writes a row whole; the message itself only withBody.
@@ -132,10 +179,14 @@ func writeParked(w io.Writer, r *inbox.ParkedRecord, now time.Time, withBody boo
 	line("state", string(r.State))
 	line("reason", string(r.Reason))
 	line("error", r.Error)
+	line("failure", r.Failure)
 	line("attempts", strconv.Itoa(r.Attempts))
 	line("duplicates", strconv.Itoa(r.Duplicates))
 	line("parked", moment(r.ParkedAt, now))
 	line("updated", moment(r.UpdatedAt, now))
+	line("next attempt", moment(r.NextAttempt, now))
+	line("leased until", moment(r.LeasedUntil, now))
+	line("dead since", moment(r.Died, now))
 	line("by worker", r.Worker)
 	line("lane", r.Lane)
 	line("from", place(m.Source, m.Position.String()))

@@ -21,6 +21,13 @@ type program struct {
 	// now overrides the database's clock, for tests.
 	now func() time.Time
 
+	// clock and wait are time.Now and sleep, but in tests.
+	clock func() time.Time
+	wait  func(ctx context.Context, d time.Duration) error
+
+	// watch, when set, stands between the commands and the inbox, for tests.
+	watch func(keeper) keeper
+
 	databaseURL string
 	schema      string
 	json        bool
@@ -30,7 +37,7 @@ type program struct {
 // run runs the command line with args (without the program's name) and returns
 // its exit code. It ends early when ctx does.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	p := &program{stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv}
+	p := &program{stdin: stdin, stdout: stdout, stderr: stderr, getenv: os.Getenv, clock: time.Now, wait: sleep}
 	return p.run(ctx, args)
 }
 

@@ -40,6 +40,11 @@ type terminal struct {
 	schema string
 	stdin  io.Reader
 	ctx    context.Context
+
+	// watch stands between the commands and the inbox, see program.
+	watch func(keeper) keeper
+	// clock is that of the process; nil for the real one.
+	clock *fakeClock
 }
 
 // output is what a command line gave.
@@ -57,13 +62,30 @@ func (term *terminal) run(args ...string) output {
 	env := map[string]string{environmentURL: term.url}
 	var stdout, stderr bytes.Buffer
 	p := &program{stdin: term.stdin, stdout: &stdout, stderr: &stderr, getenv: func(name string) string { return env[name] }}
-	p.now = func() time.Time { return pinned }
+	p.now, p.clock, p.wait, p.watch = func() time.Time { return pinned }, time.Now, sleep, term.watch
+	if term.clock != nil {
+		p.clock, p.wait = term.clock.now, term.clock.wait
+	}
 	ctx := term.ctx
 	if ctx == nil {
 		ctx = term.t.Context()
 	}
 	code := p.run(ctx, args)
 	return output{stdout.String(), stderr.String(), code}
+}
+
+// fakeClock is a clock that goes on only when somebody waits.
+type fakeClock struct {
+	elapsed time.Duration
+	waits   []time.Duration
+}
+
+func (c *fakeClock) now() time.Time { return pinned.Add(c.elapsed) }
+
+func (c *fakeClock) wait(ctx context.Context, d time.Duration) error {
+	c.elapsed += d
+	c.waits = append(c.waits, d)
+	return ctx.Err()
 }
 
 // must runs a command line that has to succeed, and returns its output.

@@ -13,8 +13,8 @@ const environmentURL = "ACKAFTER_DATABASE_URL"
 
 const defaultTimeout = 30 * time.Second
 
-const rootHelp = `ackafter looks after the inbox: it makes the tables, and tells who handled a
-message key and what became a dead letter.
+const rootHelp = `ackafter looks after the inbox: it makes the tables, tells who handled a message key
+and what became a dead letter, and retries or discards dead letters.
 
 The database comes from --database or ` + environmentURL + `:
   postgres://user:password@host:port/database    PostgreSQL, with any option of pgx (?sslmode=...)
@@ -28,7 +28,7 @@ Exit codes:
   0  done
   1  failed: the database cannot be reached, tables are missing or of another version, ...
   2  wrong command line
-  3  not found: no such key, no such parked message`
+  3  not found: no such key, no such parked message, nothing to retry or to discard`
 
 const rootExample = `  export ` + environmentURL + `=postgres://app@db.internal/shop
   ackafter migrate up

@@ -57,18 +57,52 @@ func (p *program) showCommand() *cobra.Command {
 // be right.
 func (p *program) withInbox(ctx context.Context, do func(context.Context, *database, time.Time) error) error {
 	return p.withDatabase(ctx, func(ctx context.Context, db *database) error {
-		if err := db.inbox.Check(ctx); err != nil {
-			return err
-		}
-		if p.now != nil {
-			return do(ctx, db, p.now())
-		}
-		now, err := db.clock(ctx)
+		now, err := p.enter(ctx, db)
 		if err != nil {
 			return err
 		}
 		return do(ctx, db, now)
 	})
+}
+
+// withOpenInbox is withInbox for commands that may take long: opening has the
+// time of --timeout, and do bounds each of its calls.
+func (p *program) withOpenInbox(ctx context.Context, do func(context.Context, *database, time.Time) error) error {
+	address, err := p.address()
+	if err != nil {
+		return err
+	}
+	var (
+		db  *database
+		now time.Time
+	)
+	err = p.bounded(ctx, func(ctx context.Context) (err error) {
+		if db, err = openDatabase(ctx, address); err == nil {
+			now, err = p.enter(ctx, db)
+		}
+		return err
+	})
+	if db != nil {
+		defer db.close()
+	}
+	if err != nil {
+		return err
+	}
+	return do(ctx, db, now)
+}
+
+// enter checks the tables and returns the time.
+func (p *program) enter(ctx context.Context, db *database) (time.Time, error) {
+	if err := db.inbox.Check(ctx); err != nil {
+		return time.Time{}, err
+	}
+	if p.watch != nil {
+		db.inbox = p.watch(db.inbox)
+	}
+	if p.now != nil {
+		return p.now(), nil
+	}
+	return db.clock(ctx)
 }
 
 func (p *program) showKey(ctx context.Context, db *database, key string, f showFlags, now time.Time) error {
