@@ -146,6 +146,8 @@ func (l *ledger) stats() []PartitionStats {
 	return all
 }
 
+var _ broker.HealthReporter = (*Source)(nil)
+
 // Health returns nil when the source does its work, and else all that is wrong:
 // it is closed or cannot go on, it is not in the group, a partition cannot be
 // fetched, offsets cannot be committed, or there was a gap or a reset in the

@@ -110,6 +110,8 @@ func (s *Source) Stats() Stats {
 	return st
 }
 
+var _ broker.HealthReporter = (*Source)(nil)
+
 // Health returns nil when the source does its work, and else all that is wrong: it
 // is closed or cannot go on, it is not connected, the queue is gone, the broker has
 // an alarm, or its ack timeout struck in the last ten minutes. That messages wait

@@ -12,7 +12,7 @@ import (
 // counters are what a source has seen; they only grow.
 type counters struct {
 	received, acks, nacks, staleAcks, lost, redelivered, refused atomic.Int64
-	heartbeats, heartbeatErrors, receiveErrors                   atomic.Int64
+	heartbeats, heartbeatErrors, receiveErrors, lastReceives     atomic.Int64
 }
 
 // Stats is what a source has done and how it stands.
@@ -33,6 +33,7 @@ type Stats struct {
 	Heartbeats      int64 // leases that were renewed, each time
 	HeartbeatErrors int64 // leases that could not be renewed, each time
 	ReceiveErrors   int64 // requests for messages that failed
+	LastReceives    int64 // messages that the redrive policy does not let come again
 }
 
 // Stats returns the numbers of this moment.
@@ -44,13 +45,15 @@ func (s *Source) Stats() Stats {
 		StaleAcks: s.counters.staleAcks.Load(), Lost: s.counters.lost.Load(),
 		Redelivered: s.counters.redelivered.Load(), RefusedAcks: s.counters.refused.Load(),
 		Heartbeats: s.counters.heartbeats.Load(), HeartbeatErrors: s.counters.heartbeatErrors.Load(),
-		ReceiveErrors: s.counters.receiveErrors.Load(),
+		ReceiveErrors: s.counters.receiveErrors.Load(), LastReceives: s.counters.lastReceives.Load(),
 	}
 	if !l.oldest.IsZero() {
 		st.Oldest = time.Since(l.oldest)
 	}
 	return st
 }
+
+var _ broker.HealthReporter = (*Source)(nil)
 
 // Health returns nil when the source does its work, and else all that is wrong: it
 // is closed or cannot go on, or the last request for messages failed. That nobody

@@ -24,6 +24,7 @@ type fault struct {
 	ack       func(ctx context.Context, s *faultySource, inner *broker.Delivery) error
 	nack      func(ctx context.Context, s *faultySource, inner *broker.Delivery, delay time.Duration) error
 	refused   func(s *faultySource, err error)
+	health    func(err error) error
 	lose      func(s *faultySource)
 	recall    func(s *faultySource)
 	crash     func(s *faultySource)
@@ -223,6 +224,14 @@ func (s *faultySource) ackAll() {
 	for _, d := range s.out() {
 		_ = d.Ack(context.Background()) // the fault is to lose them, whatever it says
 	}
+}
+
+func (s *faultySource) Health() error {
+	err := s.inner.Health()
+	if s.health != nil {
+		return s.health(err)
+	}
+	return err
 }
 
 func (s *faultySource) Close(ctx context.Context) error {

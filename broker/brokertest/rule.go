@@ -44,6 +44,7 @@ var rules = []rule{
 	{"35-close-gives-back", nil, closeGivesBack},
 	{"36-close-ends-goroutines", nil, closeEndsGoroutines},
 	{"37-close-is-bounded-when-cut", []Feature{Cut}, closeIsBoundedWhenCut},
+	{"38-health", nil, healthUntilClosed},
 
 	{"40-lane-order", []Feature{Lanes}, laneOrder},
 	{"41-lane-order-after-nack", []Feature{Lanes}, laneOrderAfterNack},

@@ -122,3 +122,23 @@ func closeIsBoundedWhenCut(r *rig) {
 	next := r.open()
 	r.ack(r.receiveAtLeast(next, bodies(messages)...)...)
 }
+
+// Rule 38: a source that is a broker.HealthReporter has nothing to complain of
+// while it works, and reports ErrClosed after Close.
+func healthUntilClosed(r *rig) {
+	source := r.open()
+	reporter, ok := source.(broker.HealthReporter)
+	if !ok {
+		r.Logf("the source is no broker.HealthReporter")
+		return
+	}
+	r.publish(message("k", "m0"))
+	r.ack(r.receive(source, "m0")...)
+	if err := reporter.Health(); err != nil {
+		r.Errorf("Health of a source that works: got the error %v, want nil", err)
+	}
+	r.close(source)
+	if err := reporter.Health(); !errors.Is(err, broker.ErrClosed) {
+		r.Errorf("Health after Close: got the error %v, want %v", err, broker.ErrClosed)
+	}
+}

@@ -413,6 +413,12 @@ var closeSabotages = []sabotage{
 	{"leaves a goroutine behind", []string{"36"}, "leaveBehind", always(fault{
 		close: func(ctx context.Context, s *faultySource) error { go leaveBehind(s.end); return s.inner.Close(ctx) },
 	})},
+	{"complains while it works", []string{"38"}, "of a source that works", always(fault{
+		health: func(err error) error { return errors.Join(errBroken, err) },
+	})},
+	{"is well after Close", []string{"38"}, "Health after Close", always(fault{
+		health: func(error) error { return nil },
+	})},
 }
 
 func leaveBehind(end <-chan struct{}) { <-end }

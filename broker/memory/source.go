@@ -23,7 +23,10 @@ type Source struct {
 	closed   bool
 }
 
-var _ broker.Source = (*Source)(nil)
+var (
+	_ broker.Source         = (*Source)(nil)
+	_ broker.HealthReporter = (*Source)(nil)
+)
 
 // hold is what a source has got since its start, a recall or a revoke, up to the
 // next one. Its context ends with a revoke.
@@ -121,6 +124,17 @@ func (s *Source) Revoke() int {
 	lost := s.lose()
 	q.wake()
 	return lost
+}
+
+// Health returns nil, and an error that wraps broker.ErrClosed after Close.
+func (s *Source) Health() error {
+	q := s.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if s.closed {
+		return fmt.Errorf("memory: %q: %w", q.name, broker.ErrClosed)
+	}
+	return nil
 }
 
 // Close stops receiving and gives the unsettled deliveries back: they are lost
