@@ -52,6 +52,8 @@ func parseARN(arn string) (address, error) {
 		return bad(fmt.Sprintf("is of the service %q, not sqs", parts[2]))
 	case parts[3] == "":
 		return bad("names no region")
+	case !isRegion(parts[3]):
+		return bad("the region " + regionRule)
 	case len(parts[4]) != 12 || strings.Trim(parts[4], "0123456789") != "":
 		return bad("names no account of 12 digits")
 	}
@@ -92,6 +94,15 @@ func parseURL(text string) (address, error) {
 		a.endpoint = u.Scheme + "://" + u.Host
 	}
 	return a, nil
+}
+
+// regionRule is what isRegion checks.
+const regionRule = "must be the name of a region, of letters, digits and -"
+
+// isRegion tells whether a text can be the name of a region: it becomes a part of a
+// host's name.
+func isRegion(region string) bool {
+	return len(region) <= 63 && strings.Trim(region, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") == ""
 }
 
 // checkName tells what is wrong with the name of a queue.

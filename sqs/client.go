@@ -2,6 +2,7 @@ package sqs
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -56,6 +57,9 @@ func newClient(ctx context.Context, cfg *Config, a address) (client Client, rele
 	}
 	if region == "" {
 		return nil, nil, ErrNoRegion
+	}
+	if !isRegion(region) {
+		return nil, nil, fmt.Errorf("%w: %q of the AWS configuration is none: it %s", ErrNoRegion, region, regionRule)
 	}
 	release = func() {}
 	if loaded.HTTPClient == nil {

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/ackafter/ackafter/internal/retry"
@@ -90,6 +91,10 @@ type Config struct {
 	// would be a hot loop.
 	MaxBackoff time.Duration
 
+	// OnQueueDeleted says what happens when the queue does not exist any more.
+	// Default QueueDeletedStop.
+	OnQueueDeleted QueueDeletedPolicy
+
 	// UnwrapSNS takes SNS notifications off: the body becomes the notification's
 	// Message, and its attributes become headers. A body is one when it is a JSON
 	// object with Type "Notification", an ARN as TopicArn, and a Message; anything
@@ -103,6 +108,18 @@ type Config struct {
 	// Hooks observe the source, see Hook. Nil: none.
 	Hooks []Hook
 }
+
+// QueueDeletedPolicy says what happens when the queue does not exist any more.
+type QueueDeletedPolicy int
+
+// The policies.
+const (
+	// QueueDeletedStop ends Receive with ErrNoQueue once that has lasted for 30 s.
+	QueueDeletedStop QueueDeletedPolicy = iota
+	// QueueDeletedWait asks again, with backoff, until the queue is there again. SQS
+	// lets nobody make a queue of the same name for 60 s.
+	QueueDeletedWait
+)
 
 // withDefaults returns a copy of c with every default filled in.
 func (c *Config) withDefaults() *Config {
@@ -157,6 +174,10 @@ func (c *Config) validate() error {
 		return configError("Heartbeat", c.Heartbeat, fmt.Sprintf("must be from %v to half of VisibilityTimeout, or negative for none", minTimeout))
 	case c.Pollers < 1 || c.Pollers > maxPollers:
 		return configError("Pollers", c.Pollers, fmt.Sprintf("must be from 1 to %d", maxPollers))
+	case c.OnQueueDeleted < QueueDeletedStop || c.OnQueueDeleted > QueueDeletedWait:
+		return configError("OnQueueDeleted", int(c.OnQueueDeleted), "is not one of QueueDeletedStop, QueueDeletedWait")
+	case c.Region != "" && !isRegion(c.Region):
+		return configError("Region", strconv.Quote(c.Region), regionRule)
 	case c.AckDelay > maxAckDelay:
 		return configError("AckDelay", c.AckDelay, fmt.Sprintf("must be at most %v", maxAckDelay))
 	}

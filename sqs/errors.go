@@ -11,7 +11,8 @@ import (
 )
 
 // Errors of this package. Test with errors.Is. Open returns them at once; Receive
-// returns ErrNoQueue, ErrForbidden and ErrLogin when they last for longer than 30 s.
+// returns ErrNoQueue as Config.OnQueueDeleted says, ErrForbidden and ErrLogin when
+// they last for longer than 30 s.
 var (
 	// ErrMalformed: what was given to Open is no name, URL or ARN of a queue.
 	ErrMalformed = errors.New("this is no name, URL or ARN of a queue")
@@ -19,18 +20,25 @@ var (
 	// ErrNoRegion: nothing says in which AWS region the queue is.
 	ErrNoRegion = errors.New("no region is known: set Config.Region or AWS_REGION, or give the queue's ARN")
 
+	// ErrNotSQS: what answers is no SQS, or cannot be trusted to be one: a page of
+	// HTML, another protocol, TLS mixed up, a certificate that cannot be verified.
+	ErrNotSQS = errors.New("this is not SQS")
+
 	// ErrNoQueue: the queue does not exist in this region and account.
 	ErrNoQueue = errors.New("queue does not exist")
 
 	// ErrForbidden: a permission is missing.
 	ErrForbidden = errors.New("permission is missing")
 
-	// ErrLogin: the access key, its signature or its token is refused.
-	ErrLogin = errors.New("credentials are refused")
+	// ErrLogin: there are no credentials, or the access key, its signature or its token
+	// is refused.
+	ErrLogin = errors.New("credentials are missing or refused")
 )
 
 // permissions is what a source needs.
 const permissions = "sqs:GetQueueUrl, sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility"
+
+const adviceNoQueue = "check its name (that of a FIFO queue ends in .fifo), the region, the account and the permission sqs:GetQueueUrl, or create it"
 
 // errorf adds to an error what was being done.
 func errorf(what string, err error) error { return fmt.Errorf("%s: %w", what, err) }
@@ -47,7 +55,7 @@ func explain(err error) error {
 	var security *types.InvalidSecurity
 	switch {
 	case errors.As(err, &missing):
-		return with(ErrNoQueue, "check its name, the region and the account, or create it")
+		return with(ErrNoQueue, adviceNoQueue)
 	case errors.As(err, &kms):
 		return with(ErrForbidden, "the role needs kms:Decrypt on the key of the queue")
 	case errors.As(err, &security):
@@ -55,7 +63,7 @@ func explain(err error) error {
 	}
 	switch code := errorCode(err); {
 	case code == "AWS.SimpleQueueService.NonExistentQueue":
-		return with(ErrNoQueue, "check its name, the region and the account, or create it")
+		return with(ErrNoQueue, adviceNoQueue)
 	case strings.HasPrefix(code, "AccessDenied"):
 		return with(ErrForbidden, "the role needs "+permissions+" on the queue")
 	case slices.Contains(loginCodes, code):
@@ -67,7 +75,8 @@ func explain(err error) error {
 // loginCodes are what AWS says about credentials.
 var loginCodes = []string{
 	"InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId",
-	"ExpiredToken", "ExpiredTokenException", "MissingAuthenticationToken", "IncompleteSignature",
+	"InvalidSignatureException", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "MissingAuthenticationToken",
+	"MissingAuthenticationTokenException", "IncompleteSignature", "IncompleteSignatureException",
 }
 
 // errorCode is the code of an answer of the server without the name space that
@@ -85,6 +94,11 @@ func plainCode(code string) string { return code[strings.LastIndexByte(code, '#'
 // isFinal tells whether trying again is of no use.
 func isFinal(err error) bool {
 	return errors.Is(err, ErrNoQueue) || errors.Is(err, ErrForbidden) || errors.Is(err, ErrLogin)
+}
+
+// isFinalAtOpen is isFinal for the first look at a queue.
+func isFinalAtOpen(err error) bool {
+	return isFinal(err) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrNotSQS)
 }
 
 // staleCode tells whether the code of an entry of a batch says that its receipt

@@ -67,9 +67,42 @@ type OnReceiveError interface {
 	OnReceiveError(ctx context.Context, e ReceiveErrorEvent)
 }
 
+// QueueDeletedEvent says that the queue does not exist any more.
+type QueueDeletedEvent struct {
+	// Queue is its name.
+	Queue string
+	// Stops tells that Receive ends with ErrNoQueue unless the queue is there again
+	// within 30 s.
+	Stops bool
+	Err   error
+}
+
+// OnQueueDeleted is called when the queue is gone, once each time, whatever the
+// policy.
+type OnQueueDeleted interface {
+	OnQueueDeleted(ctx context.Context, e QueueDeletedEvent)
+}
+
+// LastReceiveEvent is a message that was received as often as the queue's redrive
+// policy allows: unless this delivery is acked, SQS moves the message to the dead
+// letter queue instead of delivering it again.
+type LastReceiveEvent struct {
+	// ID is the message's.
+	ID string
+	// Receives is how often it was received, about.
+	Receives int
+	// DeadLetterQueue is the ARN of the queue that it would be moved to.
+	DeadLetterQueue string
+}
+
+// OnLastReceive is called for every message that was received for the last time.
+type OnLastReceive interface {
+	OnLastReceive(ctx context.Context, e LastReceiveEvent)
+}
+
 func isHook(h Hook) bool {
 	switch h.(type) {
-	case OnLost, OnStaleAck, OnRefusedAck, OnReceiveError:
+	case OnLost, OnStaleAck, OnRefusedAck, OnReceiveError, OnQueueDeleted, OnLastReceive:
 		return true
 	}
 	return false

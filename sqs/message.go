@@ -1,8 +1,6 @@
 package sqs
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +10,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/internal/lanename"
 )
 
 // The headers that hold attributes of the system. The names of a sender's
@@ -58,7 +57,7 @@ func (s *Source) toEntry(m *types.Message, now time.Time) *entry {
 	if group, ok := m.Attributes[string(types.MessageSystemAttributeNameMessageGroupId)]; ok {
 		message.Key = []byte(group)
 		if s.fifo {
-			e.lane = groupLane(s.queue.name, group)
+			e.lane = lanename.Of(s.queue.name, []byte(group))
 		}
 	}
 	if s.cfg.UnwrapSNS {
@@ -83,17 +82,4 @@ func attributeValue(a *types.MessageAttributeValue) []byte {
 		return a.BinaryValue
 	}
 	return []byte(aws.ToString(a.StringValue))
-}
-
-// maxLaneGroup is how long a group in a lane's name may be; a longer one appears as
-// its hash. SQS's own limit is 128 printable characters.
-const maxLaneGroup = 200
-
-// groupLane names the lane of a message group: "QUEUE/GROUP".
-func groupLane(queue, group string) string {
-	if len(group) <= maxLaneGroup && group != "" {
-		return queue + "/" + group
-	}
-	sum := sha256.Sum256([]byte(group))
-	return queue + "/%sha256:" + hex.EncodeToString(sum[:])
 }

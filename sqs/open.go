@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
-	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 
 	"github.com/ackafter/ackafter/internal/retry"
 )
@@ -20,8 +20,8 @@ import (
 // Before it returns, Open makes sure that the queue exists and may be looked at.
 // While SQS cannot be reached it tries again, logging why, until ctx ends; the error
 // then wraps ctx's error and the last reason. What only a person can mend is an
-// error at once: a wrong argument or Config, ErrMalformed, ErrNoRegion, ErrNoQueue,
-// ErrForbidden, ErrLogin. ctx has no part in what happens afterwards. Close the source
+// error at once: a wrong argument or Config, ErrMalformed, ErrNoRegion, ErrNotSQS,
+// ErrNoQueue, ErrForbidden, ErrLogin. ctx has no part in what happens afterwards. Close the source
 // when done.
 func Open(ctx context.Context, queue string, cfg *Config) (*Source, error) {
 	a, err := parseQueue(queue)
@@ -50,6 +50,7 @@ func Open(ctx context.Context, queue string, cfg *Config) (*Source, error) {
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.closing, s.stop = context.WithCancel(s.ctx)
+	s.asking, s.breakOff = context.WithCancel(s.ctx)
 	s.taking.Go(s.poll)
 	s.taking.Go(s.keepLeases)
 	for range senders {
@@ -70,7 +71,7 @@ func (s *Source) begin(ctx context.Context) error {
 		case err == nil:
 			bad.Over(ctx)
 			return nil
-		case isFinal(err) || errors.Is(err, ErrMalformed):
+		case isFinalAtOpen(err):
 			return errorf("sqs: open", err)
 		case last == nil || ctx.Err() == nil:
 			last = err // an attempt that the end of ctx broke off tells nothing
@@ -95,30 +96,38 @@ func (s *Source) look(ctx context.Context) error {
 		}
 		answer, err := s.client.GetQueueUrl(ctx, in)
 		if err != nil {
-			return explainLook(err)
+			return s.adviseName(ctx, explainLook(err), in)
 		}
-		s.url = aws.ToString(answer.QueueUrl)
+		if s.url = aws.ToString(answer.QueueUrl); s.url == "" {
+			return fmt.Errorf("%w: it answers without the URL of the queue: %s", ErrNotSQS, adviceEndpoint)
+		}
 	}
 	answer, err := s.client.GetQueueAttributes(ctx, &awssqs.GetQueueAttributesInput{
-		QueueUrl: &s.url, AttributeNames: []types.QueueAttributeName{types.QueueAttributeNameQueueArn, types.QueueAttributeNameRedrivePolicy},
+		QueueUrl: &s.url, AttributeNames: lookedAt,
 	})
 	if err != nil {
 		return explainLook(err)
 	}
-	policy := answer.Attributes[string(types.QueueAttributeNameRedrivePolicy)]
-	if policy == "" {
-		s.log.InfoContext(ctx, "sqs: the queue has no dead letter queue")
-	} else {
-		s.log.InfoContext(ctx, "sqs: SQS itself moves messages to a dead letter queue that were received too often", "redrive_policy", policy)
-	}
+	s.redrive = readRedrive(answer.Attributes)
+	s.redrive.tell(ctx, s.log, s.cfg.Heartbeat > 0)
 	return nil
 }
 
-// explainLook is explain for the first look at a queue, when a bad address is final.
-func explainLook(err error) error {
-	var address *types.InvalidAddress
-	if errors.As(err, &address) || errorCode(err) == "InvalidAddress" {
-		return fmt.Errorf("%w: the server knows no such address: check the URL and the region: %w", ErrMalformed, err)
+// adviseName adds to ErrNoQueue that there is a queue of the same name that is, or is
+// not, a FIFO queue.
+func (s *Source) adviseName(ctx context.Context, err error, in *awssqs.GetQueueUrlInput) error {
+	if !errors.Is(err, ErrNoQueue) {
+		return err
 	}
-	return explain(err)
+	other, isFIFO := strings.CutSuffix(s.queue.name, fifoSuffix)
+	kind := "a standard queue"
+	if !isFIFO {
+		other, kind = s.queue.name+fifoSuffix, "a FIFO queue"
+	}
+	twin := *in
+	twin.QueueName = &other
+	if _, bad := s.client.GetQueueUrl(ctx, &twin); bad != nil {
+		return err
+	}
+	return fmt.Errorf("there is %s %q, did you mean that?: %w", kind, other, err)
 }

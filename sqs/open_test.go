@@ -87,7 +87,7 @@ func TestOpenRefusesBadInput(t *testing.T) {
 		want  error
 		text  string
 	}{
-		{"missing", Config{Endpoint: address}, ErrNoQueue, "check its name, the region and the account"},
+		{"missing", Config{Endpoint: address}, ErrNoQueue, "the region, the account"},
 		{address + "/000000000000/missing", Config{}, ErrNoQueue, "check its name"},
 		{"arn:aws:sqs:us-east-1:missing", Config{}, ErrMalformed, "has 5 parts"},
 		{"arn:aws:sqs:us-east-1:123456789012:orders", Config{Region: "eu-west-1"}, ErrMalformed, "us-east-1"},
@@ -157,6 +157,7 @@ func TestErrorsOnTheWire(t *testing.T) {
 		{"", "com.amazonaws.sqs#QueueDoesNotExist", ErrNoQueue, "check its name"},
 		{"", "com.amazon.coral.service#AccessDeniedException", ErrForbidden, "sqs:ReceiveMessage"},
 		{"", "com.amazon.coral.service#UnrecognizedClientException", ErrLogin, "access key"},
+		{"", "com.amazon.coral.service#InvalidSignatureException", ErrLogin, "the region"},
 		{"InvalidAddress", "com.amazonaws.sqs#InvalidAddress", ErrMalformed, "region"},
 	} {
 		w := &wire{answer: func(string, string) (int, string, string) {

@@ -32,6 +32,7 @@ type poller struct {
 	wait    retry.Backoff
 	bad     retry.Trouble
 	refused time.Time // since when the refusal lasts; zero: there is none
+	gone    bool      // the queue, and that was told
 }
 
 func (s *Source) poll() {
@@ -54,6 +55,15 @@ func (s *Source) poll() {
 		case <-s.closing.Done():
 		}
 	}
+	p.finish()
+}
+
+// finish waits for the requests that are under way. Where there are messages they
+// are about to be answered, and what they bring can be given back; those that wait
+// at an empty queue are broken off after a while.
+func (p *poller) finish() {
+	limit := time.AfterFunc(p.grace(), p.breakOff)
+	defer limit.Stop()
 	for p.active > 0 {
 		<-p.ended
 		p.active--
@@ -89,7 +99,7 @@ func (p *poller) end(ended poll) time.Duration {
 	}
 	p.bad.Over(hookContext)
 	p.wait.Reset()
-	p.refused = time.Time{}
+	p.refused, p.gone = time.Time{}, false
 	return 0
 }
 
@@ -101,8 +111,9 @@ func (p *poller) failed(err error) time.Duration {
 	emit(p.cfg.Hooks, func(h OnReceiveError) {
 		h.OnReceiveError(hookContext, ReceiveErrorEvent{Attempt: attempt, Err: err})
 	})
+	p.noteGone(err)
 	switch {
-	case !isFinal(err):
+	case !isFinal(err) || errors.Is(err, ErrNoQueue) && p.cfg.OnQueueDeleted == QueueDeletedWait:
 		p.refused = time.Time{}
 	case p.refused.IsZero():
 		p.refused = time.Now()
@@ -112,9 +123,20 @@ func (p *poller) failed(err error) time.Duration {
 	return p.wait.Next()
 }
 
+// noteGone tells when the queue does not exist any more, once each time.
+func (p *poller) noteGone(err error) {
+	if p.gone || !errors.Is(err, ErrNoQueue) {
+		return
+	}
+	p.gone = true
+	e := QueueDeletedEvent{Queue: p.queue.name, Stops: p.cfg.OnQueueDeleted == QueueDeletedStop, Err: err}
+	p.log.Error("sqs: the queue does not exist any more", "stops", e.Stops)
+	emit(p.cfg.Hooks, func(h OnQueueDeleted) { h.OnQueueDeleted(hookContext, e) })
+}
+
 // request makes one request for messages.
 func (p *poller) request(n int) poll {
-	ctx, cancel := context.WithTimeout(p.closing, p.cfg.WaitTime+p.cfg.RequestTimeout)
+	ctx, cancel := context.WithTimeout(p.asking, p.cfg.WaitTime+p.cfg.RequestTimeout)
 	defer cancel()
 	in := &awssqs.ReceiveMessageInput{
 		QueueUrl: &p.url, MaxNumberOfMessages: int32(n), //nolint:gosec // at most ten
@@ -137,6 +159,7 @@ func (p *poller) request(n int) poll {
 	for i := range answer.Messages {
 		entries = append(entries, p.toEntry(&answer.Messages[i], now))
 	}
+	p.noteLast(entries)
 	p.counters.received.Add(int64(len(entries)))
 	if len(entries) > 0 {
 		p.lost(p.ledger.add(entries, now), errRedelivered)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -70,15 +69,6 @@ func (s *Source) call() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(s.ctx, s.cfg.RequestTimeout)
 }
 
-// pause is for how long to wait after so many failures.
-func (s *Source) pause(tries int) time.Duration {
-	d := s.cfg.MaxBackoff
-	if tries < 30 {
-		d = min(retry.MinBackoff<<tries, d)
-	}
-	return d/2 + rand.N(d/2+1) //nolint:gosec // jitter needs no secrecy
-}
-
 // delete deletes messages: one alone, several in one call.
 func (s *Source) delete(acks []ackWork) {
 	ctx, cancel := s.call()
@@ -140,7 +130,7 @@ func (s *Source) deleted(a ackWork, err error) {
 		s.refused(a, false, err)
 	default:
 		s.log.Debug("sqs: a delete failed and is tried again", "id", a.id, "error", err, "attempt", a.tries+1)
-		s.ledger.again(a, time.Now().Add(s.pause(a.tries)))
+		s.ledger.again(a, time.Now().Add(retry.After(a.tries, s.cfg.MaxBackoff)))
 	}
 }
 
@@ -183,7 +173,7 @@ func (s *Source) giveBack(g *give) {
 		case isFinal(err) && g.tries+1 >= maxFaults:
 			s.log.Warn("sqs: a message could not be given back, and comes again when its lease ends", "id", e.id, "error", err)
 		default:
-			s.ledger.giveAgain(g, time.Now().Add(s.pause(g.tries)))
+			s.ledger.giveAgain(g, time.Now().Add(retry.After(g.tries, s.cfg.MaxBackoff)))
 			return
 		}
 		g.entries = g.entries[1:]

@@ -25,20 +25,24 @@ type Source struct {
 	ledger     *ledger
 	counters   counters
 	finalAfter time.Duration
+	redrive    redrive
 
-	ctx     context.Context // ends when nothing may run any more
-	cancel  context.CancelFunc
-	closing context.Context // ends when Close is called
-	stop    context.CancelFunc
-	taking  sync.WaitGroup // what receives, and renews leases
-	telling sync.WaitGroup // what settles
-	woken   chan struct{}  // holds a token when there may be something to receive
-	wanted  chan struct{}  // holds a token when more may be wanted
+	ctx      context.Context // ends when nothing may run any more
+	cancel   context.CancelFunc
+	closing  context.Context // ends when Close is called
+	stop     context.CancelFunc
+	asking   context.Context // ends when requests for messages are broken off
+	breakOff context.CancelFunc
+	taking   sync.WaitGroup // what receives, and renews leases
+	telling  sync.WaitGroup // what settles
+	woken    chan struct{}  // holds a token when there may be something to receive
+	wanted   chan struct{}  // holds a token when more may be wanted
 
 	mu        sync.Mutex
 	err       error // final
 	down      error // why nothing is received
 	flushErr  error
+	patience  time.Duration // of Close, for requests for messages
 	closeOnce sync.Once
 }
 
@@ -132,8 +136,10 @@ func (s *Source) noteFlush(err error) {
 // Deliveries that are not settled are lost. It returns before ctx ends, or within
 // Config.CloseTimeout when ctx has no deadline.
 //
-// A request for messages that is under way is broken off. SQS may have taken
-// messages for it, which come when VisibilityTimeout has passed.
+// A request for messages that is under way gets a second to end, so that what SQS
+// has taken for it can be given back. One that waits at an empty queue is broken off
+// then; a message that arrives in that very moment comes when VisibilityTimeout has
+// passed.
 //
 // The error says what could not be done in that time: then acked messages may come
 // again. A second Close returns nil.
@@ -153,6 +159,9 @@ func (s *Source) close(ctx context.Context) error {
 	hard, cancel := context.WithTimeout(ctx, rest-min(rest/5, time.Second))
 	defer cancel()
 	defer context.AfterFunc(hard, s.cancel)()
+	s.mu.Lock()
+	s.patience = min(closeGrace, rest/4)
+	s.mu.Unlock()
 	s.stop()
 	s.taking.Wait()
 	s.ledger.close(time.Now())
@@ -170,4 +179,14 @@ func (s *Source) close(ctx context.Context) error {
 		return fmt.Errorf("sqs: close: %w", err)
 	}
 	return nil
+}
+
+// closeGrace is for how long Close waits for requests for messages.
+const closeGrace = time.Second
+
+// grace is for how long Close waits for requests for messages.
+func (s *Source) grace() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.patience
 }

@@ -27,11 +27,16 @@ func (b *Backoff) Tries() int { return b.tries }
 
 // Next returns the next time.
 func (b *Backoff) Next() time.Duration {
-	d := b.Most
-	if b.tries < 30 {
-		d = min(MinBackoff<<b.tries, b.Most)
-	}
 	b.tries++
+	return After(b.tries-1, b.Most)
+}
+
+// After is the time of a Backoff that has taken so many; for who counts by itself.
+func After(tries int, most time.Duration) time.Duration {
+	d := most
+	if tries < 30 {
+		d = min(MinBackoff<<tries, most)
+	}
 	return d/2 + rand.N(d/2+1) //nolint:gosec // jitter needs no secrecy
 }
 
