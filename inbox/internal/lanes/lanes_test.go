@@ -301,7 +301,7 @@ func TestManyWorkers(t *testing.T) {
 	if n, b := q.Held(); n != 0 || b != 0 {
 		t.Errorf("holds %d items, %d bytes", n, b)
 	}
-	if since, any := q.Oldest(); any {
+	if since, held := q.Oldest(); held {
 		t.Errorf("the oldest of nothing is of %v", since)
 	}
 }
@@ -315,8 +315,8 @@ func TestOldest(t *testing.T) {
 		q := lanes.New(2, lanes.Limits{}, never)
 		want := func(after time.Duration, held bool) {
 			t.Helper()
-			if since, any := q.Oldest(); any != held || (held && since.Sub(start) != after) {
-				t.Errorf("the oldest is %v, %v; want %v, %v", since.Sub(start), any, after, held)
+			if since, ok := q.Oldest(); ok != held || (held && since.Sub(start) != after) {
+				t.Errorf("the oldest is %v, %v; want %v, %v", since.Sub(start), ok, after, held)
 			}
 		}
 		want(0, false)
