@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
 	"time"
 
@@ -82,11 +81,11 @@ func (d *database) fill(ctx context.Context) error {
 	if d.admin, err = pgxpool.New(ctx, d.url); err != nil {
 		return fmt.Errorf("connect to %s: %w", d.name, err)
 	}
-	up, err := fs.ReadFile(migrations.Postgres(), "0001_inbox.up.sql")
+	up, err := migrations.Script(migrations.Postgres())
 	if err != nil {
 		return fmt.Errorf("read the migration: %w", err)
 	}
-	for _, statements := range []string{string(up), schema} {
+	for _, statements := range []string{up, schema} {
 		if _, err := d.admin.Exec(ctx, statements); err != nil {
 			return fmt.Errorf("make the tables: %w", err)
 		}

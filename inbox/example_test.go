@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -34,11 +33,11 @@ func openShop() (db *sql.DB, store *inboxsql.Store, remove func()) {
 	if err != nil {
 		panic(err)
 	}
-	tables, err := fs.ReadFile(migrations.SQLite(), "0001_inbox.up.sql")
+	tables, err := migrations.Script(migrations.SQLite())
 	if err != nil {
 		panic(err)
 	}
-	if _, err := db.ExecContext(context.Background(), string(tables)+"; create table charges (order_id text, amount integer)"); err != nil {
+	if _, err := db.ExecContext(context.Background(), tables+"; create table charges (order_id text, amount integer)"); err != nil {
 		panic(err)
 	}
 	store, err = inboxsql.New(db)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -74,7 +75,7 @@ func upDownUp(t *testing.T, m *migrate.Migrate, driver database.Driver, db *sql.
 	})
 	tables := []string{
 		"inbox", "inbox_consumers", "inbox_guard", "inbox_guard_target", "inbox_horizons",
-		versionTable, "inbox_parked", "inbox_schema", "inbox_steps",
+		versionTable, "inbox_parked", "inbox_runs", "inbox_schema", "inbox_starts", "inbox_steps",
 	}
 	for range 2 {
 		if err := m.Up(); err != nil {
@@ -86,7 +87,7 @@ func upDownUp(t *testing.T, m *migrate.Migrate, driver database.Driver, db *sql.
 		if got := names(t, db, list); !slices.Equal(got, tables) {
 			t.Errorf("tables %v, want %v", got, tables)
 		}
-		if got := names(t, db, "select version from inbox_schema"); !slices.Equal(got, []string{"1"}) {
+		if got := names(t, db, "select version from inbox_schema"); !slices.Equal(got, []string{fmt.Sprint(migrations.Version)}) {
 			t.Errorf("inbox_schema says %v", got)
 		}
 		if err := m.Up(); !errors.Is(err, migrate.ErrNoChange) {

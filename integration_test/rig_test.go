@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"os"
 	"os/exec"
@@ -43,11 +42,11 @@ func openPool(t *testing.T, url string) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	up, err := fs.ReadFile(migrations.Postgres(), "0001_inbox.up.sql")
+	up, err := migrations.Script(migrations.Postgres())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(t.Context(), string(up)); err != nil {
+	if _, err := pool.Exec(t.Context(), up); err != nil {
 		t.Fatalf("migrate: %v", err)
 	}
 	return pool

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"slices"
@@ -60,11 +59,11 @@ func newShop(t *testing.T, records ...*kgo.Record) *shop {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	tables, err := fs.ReadFile(migrations.SQLite(), "0001_inbox.up.sql")
+	tables, err := migrations.Script(migrations.SQLite())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, query := range []string{string(tables), "create table effects (n integer primary key autoincrement, key text)"} {
+	for _, query := range []string{tables, "create table effects (n integer primary key autoincrement, key text)"} {
 		if _, err := db.ExecContext(t.Context(), query); err != nil {
 			t.Fatal(err)
 		}

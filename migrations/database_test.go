@@ -26,7 +26,7 @@ func numbered(version int) string { return fmt.Sprintf("%04d_", version) }
 // The tables of this version, as the stores know them.
 var tables = []string{
 	"inbox", "inbox_consumers", "inbox_guard", "inbox_guard_target", "inbox_horizons",
-	"inbox_parked", "inbox_schema", "inbox_steps",
+	"inbox_parked", "inbox_runs", "inbox_schema", "inbox_starts", "inbox_steps",
 }
 
 func TestSQLiteThroughGoose(t *testing.T) {
@@ -106,10 +106,11 @@ func TestPostgresPlainAndGooseMakeTheSame(t *testing.T) {
 	const columns = `select concat_ws(' ', table_name, column_name, data_type, is_nullable, collation_name, is_identity, column_default)
 		from information_schema.columns where table_schema = current_schema() and table_name <> 'inbox_goose_version'
 		order by table_name, ordinal_position`
+	const indexes = `select replace(indexdef, current_schema() || '.', '') from pg_indexes where schemaname = current_schema() and tablename <> 'inbox_goose_version' order by 1`
 	const constraints = `select concat_ws(' ', conrelid::regclass, conname, pg_get_constraintdef(c.oid))
 		from pg_constraint c where connamespace = current_schema()::regnamespace and conrelid::regclass::text <> 'inbox_goose_version'
 		order by 1`
-	for _, shape := range []string{columns, constraints} {
+	for _, shape := range []string{columns, indexes, constraints} {
 		want, got := column(t, plain, shape), column(t, byGoose, shape)
 		if len(want) < len(tables) || !slices.Equal(want, got) {
 			t.Errorf("plain:\n%s\ngoose:\n%s", strings.Join(want, "\n"), strings.Join(got, "\n"))

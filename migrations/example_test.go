@@ -50,7 +50,8 @@ func ExampleGoose() {
 	fmt.Println("version", version, "needed", migrations.Version)
 	// Output:
 	// applied 0001_inbox.sql
-	// version 1 needed 1
+	// applied 0002_parking.sql
+	// version 2 needed 2
 }
 
 // The plain files are named for golang-migrate and run in psql as they are.
@@ -65,10 +66,12 @@ func ExamplePostgres() {
 	// Output:
 	// 0001_inbox.down.sql
 	// 0001_inbox.up.sql
+	// 0002_parking.down.sql
+	// 0002_parking.up.sql
 }
 
-// Without any migration tool, the files run in order.
-func ExampleSQLite() {
+// Without any migration tool, a new database gets its tables from one text.
+func ExampleScript() {
 	ctx := context.Background()
 	db, err := sql.Open("sqlite", ":memory:")
 	if err != nil {
@@ -77,18 +80,12 @@ func ExampleSQLite() {
 	defer func() { _ = db.Close() }()
 	db.SetMaxOpenConns(1) // Each connection to :memory: is a database of its own.
 
-	names, err := fs.Glob(migrations.SQLite(), "*.up.sql")
+	script, err := migrations.Script(migrations.SQLite())
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, name := range names {
-		script, err := fs.ReadFile(migrations.SQLite(), name)
-		if err != nil {
-			log.Fatal(err)
-		}
-		if _, err := db.ExecContext(ctx, string(script)); err != nil {
-			log.Fatal(err)
-		}
+	if _, err := db.ExecContext(ctx, script); err != nil {
+		log.Fatal(err)
 	}
 	var keys int
 	if err := db.QueryRowContext(ctx, "select count(*) from inbox").Scan(&keys); err != nil {

@@ -25,7 +25,7 @@ func TestGooseIsAFileSystem(t *testing.T) {
 	for name, files := range map[string]fs.FS{
 		"postgres": migrations.Postgres(), "sqlite": migrations.SQLite(), "two": twoVersions,
 	} {
-		want := []string{"0001_inbox.sql"}
+		want := []string{"0001_inbox.sql", "0002_parking.sql"}
 		if name == "two" {
 			want = []string{"0001_first.sql", "0002_second.sql", "0003_noway.sql"}
 		}

@@ -25,12 +25,15 @@ package migrations
 
 import (
 	"embed"
+	"fmt"
 	"io/fs"
+	"slices"
+	"strings"
 )
 
 // Version is the version of the tables that this release works with: the number
 // of the last file.
-const Version = 1
+const Version = 2
 
 // GooseTable is where the command line "ackafter migrate" has goose keep its
 // versions. It is not goose's default, which may be in use for your own
@@ -48,6 +51,28 @@ func Postgres() fs.FS { return sub(postgres, "postgres") }
 
 // SQLite returns the files for SQLite, up and down apart.
 func SQLite() fs.FS { return sub(sqlite, "sqlite") }
+
+// Script returns all up files of [Postgres] or [SQLite] in one text, in their
+// order: what makes the tables in a database that has none of them. It is for
+// tests and for databases that a program makes for itself; it does not bring
+// tables of an older version up to date. The error is that of reading files.
+func Script(files fs.FS) (string, error) {
+	names, err := fs.Glob(files, "*"+upEnding)
+	if err != nil {
+		return "", fmt.Errorf("migrations: script: %w", err)
+	}
+	slices.Sort(names)
+	var all strings.Builder
+	for _, name := range names {
+		text, err := fs.ReadFile(files, name)
+		if err != nil {
+			return "", fmt.Errorf("migrations: script: %w", err)
+		}
+		all.Write(text)
+		all.WriteByte('\n')
+	}
+	return all.String(), nil
+}
 
 func sub(f embed.FS, dir string) fs.FS {
 	s, err := fs.Sub(f, dir)

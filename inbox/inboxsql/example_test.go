@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -25,9 +24,9 @@ func orders() (db *sql.DB, remove func()) {
 	db, err = sql.Open("sqlite", inboxsql.SQLiteDSN(filepath.Join(dir, "orders.db")))
 	must(err)
 	// "ackafter migrate up" does this, too.
-	tables, err := fs.ReadFile(migrations.SQLite(), "0001_inbox.up.sql")
+	tables, err := migrations.Script(migrations.SQLite())
 	must(err)
-	for _, query := range []string{string(tables), "create table charges (order_id text, cents integer)"} {
+	for _, query := range []string{tables, "create table charges (order_id text, cents integer)"} {
 		_, err := db.ExecContext(context.Background(), query)
 		must(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -41,11 +40,11 @@ func ExampleOnce() {
 	}
 	defer func() { _ = db.Close() }()
 	ctx := context.Background()
-	tables, err := fs.ReadFile(migrations.SQLite(), "0001_inbox.up.sql")
+	tables, err := migrations.Script(migrations.SQLite())
 	if err != nil {
 		panic(err)
 	}
-	if _, err := db.ExecContext(ctx, string(tables)+"; create table charges (order_id text)"); err != nil {
+	if _, err := db.ExecContext(ctx, tables+"; create table charges (order_id text)"); err != nil {
 		panic(err)
 	}
 	store, err := inboxsql.New(db)

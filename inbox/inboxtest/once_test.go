@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -34,11 +33,11 @@ func newShop(t *testing.T) *shop {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	tables, err := fs.ReadFile(migrations.SQLite(), "0001_inbox.up.sql")
+	tables, err := migrations.Script(migrations.SQLite())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.ExecContext(t.Context(), string(tables)+"; create table charges (order_id text)"); err != nil {
+	if _, err := db.ExecContext(t.Context(), tables+"; create table charges (order_id text)"); err != nil {
 		t.Fatal(err)
 	}
 	store, err := inboxsql.New(db)
