@@ -37,6 +37,7 @@ type attempt[Tx any] struct {
 	index  map[*work]int   // of those that Begin was asked for
 	twins  map[*work]*work // follower -> leader: same key and fingerprint
 	held   map[string]bool // lanes of which nothing more may run now
+	waits  map[string]bool // lanes of which something was parked as ParkedWaiting
 	opened time.Time
 	event  BatchEvent
 }
@@ -76,7 +77,7 @@ func (a *attempt[Tx]) run(ctx context.Context) error {
 
 func (a *attempt[Tx]) transact(ctx context.Context) error {
 	now := time.Now()
-	a.held = map[string]bool{}
+	a.held, a.waits = map[string]bool{}, map[string]bool{}
 	for _, w := range a.works {
 		w.fate, w.start = fate{}, now
 	}
@@ -118,11 +119,11 @@ func (a *attempt[Tx]) begin(ctx context.Context, claims []Claim) (Batch[Tx], err
 	}
 	bctx, cancel := context.WithTimeout(ctx, wait+beginMargin)
 	defer cancel()
-	batch, err := a.c.store.Begin(bctx, claims, BeginOptions{
-		LockTimeout:  wait,
-		IdleTimeout:  a.c.idleTimeout(),
-		IgnoreParked: !a.park,
-	})
+	o := BeginOptions{LockTimeout: wait, IdleTimeout: a.c.idleTimeout(), IgnoreParked: !a.park}
+	if a.park {
+		o.Order = a.c.order()
+	}
+	batch, err := a.c.store.Begin(bctx, claims, o)
 	if err != nil {
 		return nil, &batchError{stage: stageBegin, err: err, down: bctx.Err() != nil && ctx.Err() == nil}
 	}
@@ -142,7 +143,7 @@ func (a *attempt[Tx]) work(ctx context.Context) error {
 		case w.fate.kind == fateLost || a.held[w.lane()]:
 			continue
 		case w.keyErr != nil && a.park:
-			if err := a.parkNow(ctx, w, -1, &doom{ReasonInvalidKey, w.keyErr}); err != nil {
+			if err := a.parkNow(ctx, w, -1, dead(ReasonInvalidKey, w.keyErr)); err != nil {
 				return err
 			}
 			continue

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ackafter/ackafter/inbox/internal/backoff"
 )
 
 // infrastructure tells that a handler's error is the database's trouble. An error
@@ -53,34 +57,64 @@ func withCause(ran call) error {
 	return ran.err
 }
 
-// charge counts a failed attempt, and parks the message after the last one.
+// charge counts a failed attempt, and parks the message when the next one does not
+// come soon.
 func (a *attempt[Tx]) charge(ctx context.Context, w *work, err error) error {
-	d := a.c.doomOf(w.failed+1, err)
-	if d != nil && d.reason == ReasonAttempts && a.event.Claimed > 1 && len(a.works) > 1 && a.park {
+	err = a.c.classify(ctx, w, err)
+	v, _ := a.c.verdictOf(w, w.failed+1, err)
+	if v != nil && v.reason == ReasonAttempts && a.event.Claimed > 1 && len(a.works) > 1 && a.park {
 		// The last attempt is not spent behind another message's run: what that
 		// left in the transaction (a temporary table, a cursor) may be the cause.
 		w.alone = true
 		return nil
 	}
-	if d != nil && a.park {
+	if v != nil && a.park {
 		// The verdict stands even if this transaction is not committed.
 		w.failed++
-		w.doomed = d
-		return a.parkNow(ctx, w, a.index[w], d)
+		w.verdict = v
+		return a.parkNow(ctx, w, a.index[w], v)
 	}
 	w.fate = fate{kind: fateFailed, err: err, ran: true}
 	return nil
 }
 
-// doomOf tells whether a message has failed for good.
-func (c *Consumer[Tx]) doomOf(failed int, err error) *doom {
+// classify asks Retry.Classify about a failed attempt.
+func (c *Consumer[Tx]) classify(ctx context.Context, w *work, err error) error {
+	var after *retryAfterError
+	if c.cfg.Retry.Classify == nil || IsPermanent(err) || errors.As(err, &after) {
+		return err
+	}
+	var other error
+	if p := protect(func() error { other = c.cfg.Retry.Classify(err); return nil }); p != nil {
+		c.cfg.Logger.LogAttrs(ctx, slog.LevelError, "inbox: Retry.Classify failed", append(c.attrs(w), errorAttrs(p)...)...)
+		return err
+	}
+	if _, skip := skipReason(other); other == nil || skip {
+		return err
+	}
+	return other
+}
+
+// verdictOf tells what becomes of a message after so many failures. Nil: it waits for
+// delay in its lane.
+func (c *Consumer[Tx]) verdictOf(w *work, failed int, err error) (v *verdict, delay time.Duration) {
 	switch {
 	case IsPermanent(err):
-		return &doom{ReasonPermanent, err}
+		return dead(ReasonPermanent, err), 0
 	case c.cfg.Retry.MaxAttempts > 0 && failed >= c.cfg.Retry.MaxAttempts:
-		return &doom{ReasonAttempts, err}
+		return dead(ReasonAttempts, err), 0
 	}
-	return nil
+	longest := backoff.Step(failed, c.cfg.Retry.Backoff, c.cfg.Retry.MaxBackoff)
+	delay = backoff.Jitter(longest)
+	var after *retryAfterError
+	if errors.As(err, &after) {
+		longest, delay = after.after, after.after
+	}
+	hold := c.cfg.Parking.Hold
+	if w.fed() || (c.parker != nil && hold >= 0 && longest > hold) {
+		return &verdict{state: ParkedRetry, reason: ReasonFailed, err: err, after: delay}, delay
+	}
+	return nil, delay
 }
 
 // broken decides about a run after which the batch is unusable.
@@ -121,13 +155,34 @@ func endedOwnContext(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// parkNow makes w a dead letter in the open transaction; i is its claim or -1.
-func (a *attempt[Tx]) parkNow(ctx context.Context, w *work, i int, d *doom) error {
+// parkNow parks w in the open transaction; i is its claim or -1. What comes behind it
+// in its lane does not run in this transaction when v holds it.
+func (a *attempt[Tx]) parkNow(ctx context.Context, w *work, i int, v *verdict) error {
 	pctx, cancel := context.WithTimeout(ctx, statementTimeout)
 	defer cancel()
-	if err := a.batch.Park(pctx, i, w.parked(d.reason, d.err)); err != nil {
+	switch err := a.batch.Park(pctx, i, w.parked(v)); {
+	case err == nil:
+	case w.fed() && errors.Is(err, ErrNotFound):
+		w.fate = fate{kind: fateLost}
+		a.hold(w)
+		return nil
+	default:
 		return &batchError{stage: stageHandler, err: fmt.Errorf("park: %w", err)}
 	}
-	w.fate = fate{kind: fateDone, outcome: Dead, reason: d.reason, err: d.err}
+	w.fate = fate{kind: fateDone, outcome: Dead, reason: v.reason, err: v.err, after: v.after}
+	order := a.c.order()
+	switch v.state {
+	case ParkedDead:
+		if order.BlockedByDead {
+			a.hold(w)
+		}
+	case ParkedRetry:
+		w.fate.outcome = WasParked
+		if order.Keep {
+			a.hold(w)
+		}
+	default:
+		w.fate.outcome = WasParked
+	}
 	return nil
 }

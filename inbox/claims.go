@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -32,7 +33,7 @@ func (a *attempt[Tx]) plan() []Claim {
 			w.claim.Attempt = w.failed + 1
 			a.index[w] = len(claims)
 			claims = append(claims, w.claim)
-		case string(leader.claim.Fingerprint) == string(w.claim.Fingerprint):
+		case string(leader.claim.Fingerprint) == string(w.claim.Fingerprint) && !w.fed(): // A parked row goes only with a claim of its own.
 			if a.twins == nil {
 				a.twins = map[*work]*work{}
 			}
@@ -87,46 +88,95 @@ func (a *attempt[Tx]) follow(w, leader *work) bool {
 // run.
 func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
 	e := a.batch.Entries()[i]
+	if e.Gone {
+		w.fate.kind = fateLost
+		a.hold(w)
+		return false, nil
+	}
 	switch e.Outcome {
 	case FirstAttempt:
+		return a.claimed(ctx, w, i, e)
 	case Conflict:
 		return false, a.conflict(ctx, w, i, e)
 	case Replay, Dead, WasParked:
-		if w.effectsUnknown() && a.park {
-			// The row may be the one that the handler committed by itself.
-			return false, a.parkNow(ctx, w, -1, w.doomed)
-		}
-		w.fate = fate{kind: fateDone, outcome: e.Outcome, first: e.Stored}
-		if e.Stored != nil {
-			w.fate.value = e.Stored.Result
-		}
-		return false, nil
 	default:
 		return false, &batchError{stage: stageHandler, err: fmt.Errorf("inbox: the store answered a claim with outcome %q", e.Outcome)}
 	}
 	switch {
-	case w.doomed != nil && a.park:
-		return false, a.parkNow(ctx, w, i, w.doomed)
+	case w.effectsUnknown() && a.park:
+		// The row may be the one that the handler committed by itself.
+		return false, a.parkNow(ctx, w, i, w.verdict)
+	case w.fed() && e.Outcome != Replay:
+		return false, a.parkNow(ctx, w, i, dead(ReasonInvalidKey, errParkedTwice))
+	}
+	w.fate = fate{kind: fateDone, outcome: e.Outcome, first: e.Stored}
+	if e.Stored != nil {
+		w.fate.value = e.Stored.Result
+	}
+	return false, nil
+}
+
+// errParkedTwice is what becomes of a message that was parked without a key, when
+// the key that is derived now is that of another parked message.
+var errParkedTwice = errors.New("inbox: the key that is derived now is that of another parked message, with the same body")
+
+// claimed decides about a message whose key is ours, and reports whether the handler
+// is to run.
+func (a *attempt[Tx]) claimed(ctx context.Context, w *work, i int, e Entry) (bool, error) {
+	switch {
+	case w.verdict != nil && a.park:
+		return false, a.parkNow(ctx, w, i, w.verdict)
 	case w.lost():
 		w.fate.kind = fateLost
-		return false, nil
-	case w.recalled(), a.mayNotStart(ctx):
+	case w.recalled(), a.mayNotStart(ctx), a.waits[w.lane()] && !e.Held:
 		a.hold(w)
-		return false, nil
+	case !e.Held || !a.park:
+		return true, nil
+	case w.fed():
+		// Those of its lane that were claimed with it may be what holds it.
+		if !a.behind(w) {
+			w.fate.kind = fateHeld
+		}
+		a.hold(w)
+	case e.Full:
+		w.fate.kind = fateFull
+		a.hold(w)
+	default:
+		a.waits[w.lane()] = true // What comes after it does not run before it.
+		return false, a.parkNow(ctx, w, i, &verdict{state: ParkedWaiting, reason: ReasonWaiting})
 	}
-	return true, nil
+	return false, nil
+}
+
+// behind tells that another message of w's lane comes before it in this attempt.
+func (a *attempt[Tx]) behind(w *work) bool {
+	for _, other := range a.works {
+		if other == w {
+			break
+		}
+		if other.lane() == w.lane() {
+			return w.lane() != ""
+		}
+	}
+	return false
 }
 
 func (a *attempt[Tx]) conflict(ctx context.Context, w *work, i int, e Entry) error {
-	w.fate = fate{kind: fateDone, outcome: Conflict, first: e.Stored, value: e.Stored.Result}
+	conflict := fate{kind: fateDone, outcome: Conflict, first: e.Stored, value: e.Stored.Result}
+	w.fate = conflict
+	v := dead(ReasonConflict, ErrConflict)
 	if a.c.cfg.OnConflict == ConflictFail {
 		a.hold(w) // Nothing behind it may run.
+		v = &verdict{state: ParkedRetry, reason: ReasonConflict, err: ErrConflict}
 	}
-	if a.c.cfg.OnConflict != ConflictDeadLetter || !a.park {
-		return nil
+	switch {
+	case !a.park, a.c.cfg.OnConflict == ConflictSkip, a.c.cfg.OnConflict == ConflictFail && !w.fed():
+		return nil // A parked row must not vanish with an error; else it would.
 	}
-	first := w.fate
-	err := a.parkNow(ctx, w, i, &doom{ReasonConflict, ErrConflict})
-	w.fate.outcome, w.fate.first, w.fate.value = Conflict, first.first, first.value
+	err := a.parkNow(ctx, w, i, v)
+	if w.fate.kind == fateDone {
+		conflict.reason, conflict.err = w.fate.reason, w.fate.err
+		w.fate = conflict
+	}
 	return err
 }

@@ -30,9 +30,17 @@ const (
 	defaultAckTimeout       = 10 * time.Second
 	minMaxInFlight          = 1000
 	defaultMaxInFlightBytes = 64 << 20
-	defaultMaxAttempts      = 5
+	defaultMaxAttempts      = 15
 	defaultBackoff          = 200 * time.Millisecond
-	defaultMaxBackoff       = 30 * time.Second
+	defaultMaxBackoff       = 10 * time.Minute
+	defaultHold             = time.Second
+	defaultMaxWaiting       = 1000
+	defaultMaxWaitingBytes  = 16 << 20
+	defaultPoll             = 5 * time.Second
+	minPoll                 = 10 * time.Millisecond
+	defaultLease            = 10 * time.Minute
+	leaseMargin             = time.Minute
+	defaultDeadRetention    = 30 * 24 * time.Hour
 	// idleMargin is what a transaction may sit idle beyond a handler's timeout.
 	idleMargin = 10 * time.Second
 )
@@ -83,15 +91,16 @@ type Config struct {
 	ShutdownTimeout time.Duration
 
 	// AckTimeout bounds the acks of one batch together, giving back what is left
-	// at a stop, and closing the source. Acks are sent even while Run is
+	// at a stop (to the broker and to the parked table), and closing the source. Acks are sent even while Run is
 	// stopping. Default 10 s. Negative is an error.
 	AckTimeout time.Duration
 
 	// MaxInFlight is the highest number of deliveries that Run holds at once,
 	// waiting or in work. Full batches need about Workers x BatchSize x 2.
-	// Deliveries that queue behind a failing one of their lane count: when they
-	// fill it, the other lanes wait as well. Default: that number, at least
-	// 1000. Negative: no bound.
+	// Deliveries that queue behind one of their lane that waits for its next attempt
+	// (see Parking.Hold) count: when they fill it, the other lanes wait as well.
+	// Parked messages that are fed back, 20 at most, come on top. Default: that
+	// number, at least 1000. Negative: no bound.
 	MaxInFlight int
 
 	// MaxInFlightBytes bounds their memory, by broker.Message.Size. It may be
@@ -155,12 +164,15 @@ type Config struct {
 // Parking says where failed messages wait. Between attempts that come soon a
 // message waits in its lane; before a later one it is parked: stored in the
 // database, acked at the broker, and fed back by any process of the consumer when
-// its time has come. It needs a store that is a Parker, as all of this module are.
+// its time has come. With the defaults the fourth failure parks. A message that was
+// fed back and fails again goes back into the table, however soon its next attempt
+// is. It needs a store that is a Parker, as all of this module are; with another
+// one failed messages wait in their lanes.
 type Parking struct {
 	// Hold is the longest time between two attempts (before jitter) for which a
-	// failed message holds its lane; before a longer one it is parked. Default
-	// 1 s. Negative: no message is parked for a later attempt, however long it
-	// waits. Dead letters are kept in any case.
+	// failed message holds its lane; before a longer one it is parked. That goes for
+	// RetryAfter, too. Default 1 s. Negative: no message is parked for a later
+	// attempt, however long it waits. Dead letters are kept in any case.
 	Hold time.Duration
 
 	// Unordered lets messages of a lane overtake one that is parked. Default:
@@ -169,28 +181,32 @@ type Parking struct {
 	Unordered bool
 
 	// OnDead says what becomes of the messages behind one that died. Default
-	// DeadPass.
+	// DeadPass. DeadBlock with Unordered is an error.
 	OnDead OnDead
 
 	// MaxWaiting and MaxWaitingBytes bound what waits behind one parked message of
-	// a lane: number and sum of bodies. Beyond, the messages of that lane stay with
-	// the broker, and in the end its source pauses. Default 1000 and
-	// 16 MiB. Negative: no bound.
+	// a lane: number and sum of bodies; one batch may exceed them. Beyond, the
+	// messages of that lane are not parked and not acked: they stay in the process,
+	// and when they fill MaxInFlight the source pauses. Default 1000 and 16 MiB.
+	// Negative: no bound.
 	MaxWaiting      int
 	MaxWaitingBytes int64
 
 	// Poll is how often the database is asked for due messages when nothing else
 	// tells that there are some. Default 5 s. Negative: this process feeds nothing
-	// back. Less than 10 ms is an error.
+	// back, and purges no dead letters. Less than 10 ms is an error.
 	Poll time.Duration
 
 	// Lease is how long a process keeps due messages to itself; after it, others
-	// take what a crashed one had. Default: HandlerTimeout plus one minute, or ten
-	// minutes when that has no bound. Less than a second and negative is an error.
+	// take what a crashed one had. One that runs is safe for as long as its
+	// transaction is open. Default: HandlerTimeout plus one minute, or ten
+	// minutes when that has no bound. Less than a second, negative, and more than
+	// 20 days is an error.
 	Lease time.Duration
 
 	// DeadRetention is how long dead letters are kept: they hold bodies. Default 30
-	// days. Negative: for ever. Less than a second is an error.
+	// days. Negative: for ever. Less than a second is an error. Those that hold a
+	// lane (DeadBlock) stay until a person has seen to them.
 	DeadRetention time.Duration
 }
 
@@ -207,22 +223,34 @@ const (
 )
 
 // Retry says how often and when a failed message is tried again, in its lane or
-// from the parked table, see Parking. No transaction is open meanwhile.
+// from the parked table, see Parking. There is one series of attempts and delays,
+// wherever it waits. No transaction is open meanwhile.
 type Retry struct {
 	// MaxAttempts is how many failed attempts a message gets; after the last one
 	// it becomes a dead letter. Runs that failed because of infrastructure are no
-	// attempts. Default 5. Negative: no limit, and the
-	// message holds its lane for ever.
+	// attempts. Default 15: with the other defaults the last one comes half an hour
+	// after the first at the latest, and after a quarter of an hour on average.
+	// Negative: no limit.
 	MaxAttempts int
 
 	// Backoff is the time before the second attempt; it doubles with each
-	// further one. The actual time is random between half of it and all of it.
-	// Default 200 ms. Negative: none.
+	// further one. The actual time is random, anything up to it, so that messages
+	// that failed together do not come back together. Default 200 ms. Negative:
+	// none.
 	Backoff time.Duration
 
-	// MaxBackoff caps the time between attempts. Default 30 s, or Backoff if that
-	// is more; must not be less than Backoff. Negative is an error.
+	// MaxBackoff caps the time between attempts. Default 10 minutes, or Backoff if
+	// that is more; must not be less than Backoff. Negative is an error.
 	MaxBackoff time.Duration
+
+	// Classify turns errors of the handler into verdicts: it returns err wrapped by
+	// Permanent or RetryAfter, or another error that counts in err's place. Nil, and
+	// a Skip, leave err as it is: a failed run cannot become a success. It is asked
+	// about every failed attempt, a panic (*PanicError) and a timeout
+	// (ErrHandlerTimeout) too, but not when err is a verdict already, nor about
+	// infrastructure. A panic of it counts as nil and is logged. It is called from
+	// several goroutines at once and must not block. Default: none.
+	Classify func(err error) error
 }
 
 // ConflictPolicy says what becomes of a message whose key was handled before
@@ -271,6 +299,7 @@ func (c *Config) withDefaults(poolSize int) *Config {
 	if d.Retry.MaxBackoff == 0 {
 		d.Retry.MaxBackoff = max(defaultMaxBackoff, d.Retry.Backoff)
 	}
+	d.Parking.setDefaults(d.HandlerTimeout)
 	if d.Worker == "" {
 		d.Worker = defaultWorker()
 	}
@@ -278,6 +307,22 @@ func (c *Config) withDefaults(poolSize int) *Config {
 		d.Logger = slog.Default()
 	}
 	return &d
+}
+
+// setDefaults fills in the defaults; handler is HandlerTimeout.
+func (p *Parking) setDefaults(handler time.Duration) {
+	p.Hold = number(p.Hold, defaultHold, -1)
+	p.MaxWaiting = number(p.MaxWaiting, defaultMaxWaiting, 0)
+	p.MaxWaitingBytes = number(p.MaxWaitingBytes, int64(defaultMaxWaitingBytes), 0)
+	p.Poll = number(p.Poll, defaultPoll, 0)
+	p.DeadRetention = number(p.DeadRetention, defaultDeadRetention, 0)
+	switch {
+	case p.Lease != 0:
+	case handler > 0:
+		p.Lease = min(handler+leaseMargin, maxTimeout)
+	default:
+		p.Lease = defaultLease
+	}
 }
 
 // number applies the rule: zero is the default, negative is off.
@@ -324,6 +369,9 @@ func (c *Config) validate(poolSize int) error {
 	case c.OnConflict < ConflictDeadLetter || c.OnConflict > ConflictFail:
 		return configError("OnConflict", int(c.OnConflict), "is not one of ConflictDeadLetter, ConflictSkip, ConflictFail")
 	}
+	if err := c.Parking.validate(); err != nil {
+		return err
+	}
 	if !utf8.ValidString(c.Worker) || len(c.Worker) > maxName || strings.ContainsRune(c.Worker, 0) {
 		return configError("Worker", strconv.Quote(fmt.Sprintf("%.40s", c.Worker)), fmt.Sprintf("must be valid UTF-8 without NUL, of at most %d bytes", maxName))
 	}
@@ -331,6 +379,25 @@ func (c *Config) validate(poolSize int) error {
 		if !isHook(h) {
 			return configError(fmt.Sprintf("Hooks[%d]", i), fmt.Sprintf("%T", h), "implements none of the On... interfaces")
 		}
+	}
+	return nil
+}
+
+// validate checks a Parking that has its defaults.
+func (p *Parking) validate() error {
+	switch {
+	case p.OnDead < DeadPass || p.OnDead > DeadBlock:
+		return configError("Parking.OnDead", int(p.OnDead), "is not one of DeadPass, DeadBlock")
+	case p.OnDead == DeadBlock && p.Unordered:
+		return configError("Parking.OnDead", "DeadBlock", "says nothing when Parking.Unordered is set")
+	case p.Poll > 0 && p.Poll < minPoll:
+		return configError("Parking.Poll", p.Poll, fmt.Sprintf("must be at least %v, or negative to feed nothing back", minPoll))
+	case p.Lease < time.Second:
+		return configError("Parking.Lease", p.Lease, "must be at least 1s")
+	case p.Lease > maxTimeout:
+		return configError("Parking.Lease", p.Lease, fmt.Sprintf("must be at most %v", maxTimeout))
+	case p.DeadRetention != 0 && p.DeadRetention < time.Second:
+		return configError("Parking.DeadRetention", p.DeadRetention, "must be at least 1s, or negative for ever")
 	}
 	return nil
 }

@@ -15,12 +15,13 @@ import (
 // handle it once. Make one with New or NewBulk. All methods may be called
 // concurrently.
 type Consumer[Tx any] struct {
-	store Store[Tx]
-	name  string
-	key   keyfunc.Func
-	run   BulkHandler[Tx]
-	bulk  bool
-	cfg   *Config
+	store  Store[Tx]
+	parker Parker // nil when the store is none
+	name   string
+	key    keyfunc.Func
+	run    BulkHandler[Tx]
+	bulk   bool
+	cfg    *Config
 
 	// preparing holds a token while somebody prepares; ready is guarded by it.
 	preparing chan struct{}
@@ -75,7 +76,10 @@ func newConsumer[Tx any](store Store[Tx], name string, key keyfunc.Func, run Bul
 	if err := c.validate(poolSize); err != nil {
 		return nil, err
 	}
-	return &Consumer[Tx]{store: store, name: name, key: key, run: run, bulk: bulk, cfg: c, preparing: make(chan struct{}, 1)}, nil
+	parker, _ := store.(Parker)
+	return &Consumer[Tx]{
+		store: store, parker: parker, name: name, key: key, run: run, bulk: bulk, cfg: c, preparing: make(chan struct{}, 1),
+	}, nil
 }
 
 // isNil tells nil pointers in an interface from values, so that they are an

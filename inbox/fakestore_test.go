@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -18,13 +19,14 @@ type fakeStore struct {
 	fault func(op string, keys []string) error
 	pool  int
 
-	mu       sync.Mutex
-	changed  *sync.Cond
-	rows     map[inbox.Key]*inbox.Record
-	locked   map[inbox.Key]bool
-	effects  []string
-	parked   []inbox.Parked
-	dups     int
+	mu      sync.Mutex
+	changed *sync.Cond
+	rows    map[inbox.Key]*inbox.Record
+	locked  map[inbox.Key]bool
+	effects []string
+	parked  []*inbox.ParkedRecord
+	dups    int
+	parkers
 	begins   []int // sizes
 	consumer map[string]string
 }
@@ -38,6 +40,7 @@ var (
 
 func newFakeStore() *fakeStore {
 	s := &fakeStore{rows: map[inbox.Key]*inbox.Record{}, locked: map[inbox.Key]bool{}, consumer: map[string]string{}}
+	s.rowLocked = map[int64]bool{}
 	s.changed = sync.NewCond(&s.mu)
 	return s
 }
@@ -91,7 +94,7 @@ func (s *fakeStore) SaveResult(context.Context, *fakeTx, string, string, []byte,
 }
 
 func (s *fakeStore) Begin(ctx context.Context, claims []inbox.Claim, o inbox.BeginOptions) (inbox.Batch[*fakeTx], error) {
-	b := &fakeBatch{store: s, claims: claims, finished: map[int][]byte{}}
+	b := &fakeBatch{store: s, claims: claims, finished: map[int][]byte{}, again: map[int]bool{}}
 	for _, c := range claims {
 		b.keys = append(b.keys, c.MessageKey)
 	}
@@ -112,10 +115,22 @@ func (s *fakeStore) Begin(ctx context.Context, claims []inbox.Claim, o inbox.Beg
 			}
 			s.changed.Wait()
 		}
-		b.entries = append(b.entries, s.entry(c, o))
-		if b.entries[len(b.entries)-1].Claimed() {
+		e := s.entry(c, o)
+		if c.Parked.ID != 0 {
+			if row := s.leased(c.Parked); row == nil || s.rowLocked[row.ID] {
+				e = inbox.Entry{Gone: true}
+			} else {
+				s.rowLocked[row.ID] = true
+				b.rows = append(b.rows, row.ID)
+			}
+		}
+		b.entries = append(b.entries, e)
+		if e.Claimed() {
 			s.locked[c.Key] = true
 		}
+	}
+	for i := range b.entries {
+		s.order(&b.entries[i], claims[i], o.Order, b.rows)
 	}
 	return b, nil
 }
@@ -129,8 +144,11 @@ func (s *fakeStore) entry(c inbox.Claim, o inbox.BeginOptions) inbox.Entry {
 		return e
 	}
 	for _, p := range s.parked {
-		if p.Key == c.Key && string(p.Fingerprint) == string(c.Fingerprint) && !o.IgnoreParked {
+		if p.Key == c.Key && string(p.Fingerprint) == string(c.Fingerprint) && !o.IgnoreParked && p.ID != c.Parked.ID {
 			s.dups++
+			if p.State == inbox.ParkedRetry || p.State == inbox.ParkedWaiting {
+				return inbox.Entry{Outcome: inbox.WasParked}
+			}
 			return inbox.Entry{Outcome: inbox.Dead}
 		}
 	}
@@ -145,6 +163,8 @@ type fakeBatch struct {
 	finished map[int][]byte
 	effects  []string
 	parked   []inbox.Parked
+	again    map[int]bool // entries that were parked
+	rows     []int64      // that are locked
 	tx       *fakeTx
 	ended    bool
 }
@@ -217,10 +237,19 @@ func (b *fakeBatch) Finish(ctx context.Context, i int, ok bool, result []byte) e
 	return nil
 }
 
-func (b *fakeBatch) Park(_ context.Context, _ int, p inbox.Parked) error {
+func (b *fakeBatch) Park(_ context.Context, i int, p inbox.Parked) error {
 	if err := b.store.try("park", p.MessageKey); err != nil {
 		return err
 	}
+	if p.Lease.ID != 0 {
+		b.store.mu.Lock()
+		row := b.store.leased(p.Lease)
+		b.store.mu.Unlock()
+		if row == nil {
+			return fmt.Errorf("fake: %w", inbox.ErrNotFound)
+		}
+	}
+	b.again[i] = true
 	b.parked = append(b.parked, p)
 	return nil
 }
@@ -234,6 +263,9 @@ func (b *fakeBatch) Commit(context.Context) error {
 	s.mu.Lock()
 	for i, c := range b.claims {
 		result, ok := b.finished[i]
+		if e := b.entries[i]; c.Parked.ID != 0 && !b.again[i] && (ok || e.Outcome == inbox.Replay || e.Outcome == inbox.Conflict) {
+			s.parked = slices.DeleteFunc(s.parked, func(r *inbox.ParkedRecord) bool { return r.Lease == c.Parked })
+		}
 		if !ok || !b.entries[i].Claimed() {
 			continue
 		}
@@ -246,15 +278,6 @@ func (b *fakeBatch) Commit(context.Context) error {
 	b.release()
 	s.mu.Unlock()
 	return s.try("committed", b.keys...)
-}
-
-func (s *fakeStore) park(p inbox.Parked) {
-	for _, old := range s.parked {
-		if old.Key == p.Key && string(old.Fingerprint) == string(p.Fingerprint) {
-			return
-		}
-	}
-	s.parked = append(s.parked, p)
 }
 
 func (b *fakeBatch) Abort() {
@@ -277,6 +300,9 @@ func (b *fakeBatch) release() {
 		if e.Claimed() {
 			delete(b.store.locked, b.claims[i].Key)
 		}
+	}
+	for _, id := range b.rows {
+		delete(b.store.rowLocked, id)
 	}
 	b.store.changed.Broadcast()
 }

@@ -92,7 +92,8 @@ func TestFaultRunsVersusMaxAttempts(t *testing.T) {
 		r := newRig(t)
 		runs := 0
 		r.publish("a-1")
-		r.start(func(context.Context, *fakeTx, *inbox.Message) error { runs++; return errDeadlock }, nil)
+		r.start(func(context.Context, *fakeTx, *inbox.Message) error { runs++; return errDeadlock },
+			&inbox.Config{Retry: inbox.Retry{MaxAttempts: 5}, Parking: inbox.Parking{Hold: -1}})
 		r.drain()
 		_ = r.end()
 		// Four that might have been the database's fault, and five that count.

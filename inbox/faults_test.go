@@ -87,7 +87,7 @@ func TestFaultLostAndDelayedBlocksReceiver(t *testing.T) {
 				return inbox.RetryAfter(errors.New("busy"), 24*time.Hour)
 			}
 			return tx.Write(m.MessageKey)
-		}, &inbox.Config{MaxInFlight: 2})
+		}, &inbox.Config{MaxInFlight: 2, Parking: inbox.Parking{Hold: -1}})
 		synctest.Wait()
 		r.src.Revoke() // a rebalance: both will be delivered again, to us
 		start := time.Now()

@@ -32,10 +32,15 @@ func (r *runner[Tx]) unanswered(err *batchError) bool {
 	if !slices.ContainsFunc(err.culprits, outOfTime) {
 		return false
 	}
+	return !r.answers()
+}
+
+// answers asks the database for a sign of life.
+func (r *runner[Tx]) answers() bool {
 	ctx, cancel := context.WithTimeout(r.hard, probeTimeout)
 	defer cancel()
 	probe := r.c.store.Check(ctx)
-	return probe != nil && (ctx.Err() != nil || r.c.store.Classify(probe) == ClassUnavailable)
+	return probe == nil || (ctx.Err() == nil && r.c.store.Classify(probe) != ClassUnavailable)
 }
 
 // single decides about an item whose transaction failed while it ran alone.
@@ -53,16 +58,16 @@ func (r *runner[Tx]) single(it *item, err *batchError) {
 	case err.stage == stageBegin && (errors.Is(err, ErrInFlight) || r.c.store.Classify(err) == ClassContention):
 		// The key is held elsewhere: not its fault, however long it takes.
 		w.waits++
-		it.Delay = backoff.Delay(w.waits, max(r.c.cfg.Retry.Backoff, gateBackoff), max(r.c.cfg.Retry.MaxBackoff, gateMaxBackoff))
+		it.Delay = backoff.Delay(w.waits, max(r.c.cfg.Retry.Backoff, gateBackoff), r.c.longestWait())
 		r.c.onRetry(r.hard, w, false, it.Delay, err)
-	case w.doomed != nil:
+	case w.verdict != nil:
 		// It could not be parked. The verdict stands.
 		w.suspect.alone++
-		it.Delay = backoff.Delay(w.suspect.alone, gateBackoff, max(r.c.cfg.Retry.MaxBackoff, gateMaxBackoff))
+		it.Delay = backoff.Delay(w.suspect.alone, gateBackoff, r.c.longestWait())
 		r.c.onRetry(r.hard, w, false, it.Delay, err)
 	case err.stage == stageCommit && !errors.Is(err, ErrCommitUnknown) && r.c.store.Classify(err) == ClassMessage:
 		// A deferred constraint: the handler's own failure.
-		r.failed(it, fate{kind: fateFailed, ran: true, err: err})
+		r.failed(it, fate{kind: fateFailed, ran: true, err: r.c.classify(r.hard, w, err)})
 	default:
 		r.suspect(it, err)
 	}
@@ -150,6 +155,9 @@ func exhausted(err error) bool {
 // are unknown the message is parked at once: another run of its handler could
 // double them.
 func (r *runner[Tx]) condemn(it *item, f fate) {
+	if f.reason != ReasonEffectsUnknown {
+		f.err = r.c.classify(r.hard, it.Value, f.err)
+	}
 	r.failed(it, f)
 	if f.reason != ReasonEffectsUnknown {
 		return
@@ -165,28 +173,28 @@ func (r *runner[Tx]) condemn(it *item, f fate) {
 	r.settle([]*item{it})
 }
 
-// failed counts a failed attempt whose transaction is gone.
+// failed counts a failed attempt whose transaction is gone, or after which the
+// message stays in its lane.
 func (r *runner[Tx]) failed(it *item, f fate) {
 	w := it.Value
 	w.failed++
 	it.Keep, it.Alone = true, true
 	if f.reason == ReasonEffectsUnknown {
-		w.doomed = &doom{ReasonEffectsUnknown, f.err}
+		w.verdict = dead(ReasonEffectsUnknown, f.err)
 		return
 	}
-	if d := r.c.doomOf(w.failed, f.err); d != nil {
-		w.doomed = d
+	v, delay := r.c.verdictOf(w, w.failed, f.err)
+	if v != nil {
+		w.verdict = v
 		return
 	}
-	it.Delay = r.c.retryDelay(w.failed, f.err)
-	r.c.onRetry(r.hard, w, true, it.Delay, f.err)
+	it.Delay = delay
+	r.c.onRetry(r.hard, w, true, delay, f.err)
 }
 
-// retryDelay is the time before the attempt after n failed ones.
-func (c *Consumer[Tx]) retryDelay(n int, err error) time.Duration {
-	var after *retryAfterError
-	if errors.As(err, &after) {
-		return after.after
-	}
-	return backoff.Delay(n, c.cfg.Retry.Backoff, c.cfg.Retry.MaxBackoff)
+// longestWait caps the time after which a message is tried again that waits in its
+// lane for no fault of its own.
+func (c *Consumer[Tx]) longestWait() time.Duration {
+	const limit = 30 * time.Second
+	return min(max(c.cfg.Retry.MaxBackoff, gateMaxBackoff), limit)
 }

@@ -11,7 +11,7 @@ import (
 // observe writes the line of a message that is done with and tells the hooks.
 func (c *Consumer[Tx]) observe(ctx context.Context, w *work) {
 	c.vitals.succeed()
-	if w.fate.reason != "" {
+	if w.fate.err != nil {
 		c.vitals.fail(c.errorKind(w.fate.err))
 	}
 	e := OutcomeEvent{
@@ -26,7 +26,7 @@ func (c *Consumer[Tx]) observe(ctx context.Context, w *work) {
 		Err:        w.fate.err,
 	}
 	switch {
-	case w.fate.outcome == Dead:
+	case w.fate.outcome == Dead, w.fate.reason == ReasonFailed:
 		e.Attempt = w.failed
 	case w.fate.ran:
 		e.Attempt = w.failed + 1
@@ -60,7 +60,10 @@ func (c *Consumer[Tx]) logOutcome(ctx context.Context, w *work, e OutcomeEvent) 
 		attrs = append(attrs, slog.String("skipped", w.fate.skipped))
 	}
 	if e.Reason != "" {
-		attrs = append(append(attrs, slog.String("reason", string(e.Reason))), errorAttrs(e.Err)...)
+		attrs = append(attrs, slog.String("reason", string(e.Reason)))
+	}
+	if e.Err != nil && e.Reason != ReasonFailed { // That one has a line of its own.
+		attrs = append(attrs, errorAttrs(e.Err)...)
 	}
 	if w.fate.first != nil {
 		attrs = append(attrs, slog.Time("first_handled", w.fate.first.ProcessedAt))

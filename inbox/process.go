@@ -63,7 +63,7 @@ func (c *Consumer[Tx]) Process(ctx context.Context, m *broker.Message) (Result, 
 		again := errors.As(err, &be) && c.again(be)
 		switch {
 		case be != nil && len(be.culprits) == 1 && w.fate.kind == fateFailed:
-			return Result{Key: w.claim.Key}, c.notHandled(ctx, w, w.fate.err)
+			return Result{Key: w.claim.Key}, c.notHandled(ctx, w, c.classify(ctx, w, w.fate.err))
 		case ctx.Err() != nil:
 			return Result{Key: w.claim.Key}, c.notHandled(ctx, w, errors.Join(context.Cause(ctx), err))
 		case be != nil && be.stage == stageBegin && errors.Is(err, ErrInFlight):

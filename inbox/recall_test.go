@@ -69,7 +69,7 @@ func TestRecallEndsWaiting(t *testing.T) {
 			r.start(func(context.Context, *fakeTx, *inbox.Message) error {
 				once.Do(func() { close(failed) })
 				return inbox.RetryAfter(errors.New("not now"), time.Hour)
-			}, nil)
+			}, &inbox.Config{Parking: inbox.Parking{Hold: -1}})
 			<-failed
 			synctest.Wait()
 			r.wantGivenBack(2)

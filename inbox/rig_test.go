@@ -137,7 +137,7 @@ func (l *lockedWriter) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// drain waits until every message is acked.
+// drain waits until every message is acked, and none is parked for later.
 func (r *rig) drain() {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), time.Hour)
@@ -145,6 +145,7 @@ func (r *rig) drain() {
 	if err := r.queue.Drained(ctx); err != nil {
 		r.t.Fatalf("not drained: %v\nlogs:\n%s", err, r.logs)
 	}
+	r.store.unparked(ctx, r.t)
 	synctest.Wait()
 }
 

@@ -52,6 +52,10 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) (err error) {
 	}
 	r.loops.Go(func() { r.gate.keep(soft, c.store.Check, r.probeFailed) })
 	r.loops.Go(r.receive)
+	if c.parker != nil && c.cfg.Parking.Poll > 0 {
+		r.feeder = newFeeder(r)
+		r.loops.Go(r.feeder.run)
+	}
 	for range c.cfg.Workers {
 		r.loops.Go(r.work)
 	}
@@ -61,6 +65,7 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) (err error) {
 	grace.Stop()
 	hardStop(errHardStop)
 	r.nack(r.queue.Close()) //nolint:contextcheck // What is given back has a deadline of its own.
+	r.feeder.close()
 	r.closeSource()
 	r.leaveHandlers()
 	return r.fatal()
@@ -72,6 +77,8 @@ type runner[Tx any] struct {
 	src   broker.Source
 	queue *lanes.Queue[*work]
 	gate  *gate
+	// feeder is nil when this process feeds nothing back.
+	feeder *feeder[Tx]
 
 	soft     context.Context // ends when the stop begins
 	softStop context.CancelCauseFunc
@@ -83,6 +90,9 @@ type runner[Tx any] struct {
 	successes atomic.Int64
 	// suspects are the messages that failed like infrastructure since then.
 	suspects sync.Map
+	// fullTold is when the log last told of a full lane.
+	fullMu   sync.Mutex
+	fullTold map[string]time.Time
 	// recalls are the recall channels that are watched.
 	recalls  sync.Map
 	loops    sync.WaitGroup
@@ -183,6 +193,7 @@ func (r *runner[Tx]) work() {
 			return
 		}
 		r.batch(items)
+		r.feeder.left(items)
 		r.queue.Finish(items)
 		if slices.ContainsFunc(items, func(it *item) bool { return it.Value.delivery.Recalled() }) {
 			r.giveBackRecalled() // Of those that were kept the recall may be past.

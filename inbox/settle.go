@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/ackafter/ackafter/broker"
+	"github.com/ackafter/ackafter/inbox/internal/backoff"
 )
 
 // settle applies the fates of a committed transaction. The acks have a context
@@ -18,26 +20,73 @@ func (r *runner[Tx]) settle(items []*item) {
 		w := it.Value
 		switch w.fate.kind {
 		case fateDone:
-			if w.fate.outcome == Conflict && r.c.cfg.OnConflict == ConflictFail {
-				it.Keep = true
-				r.c.observe(r.hard, w)
-				r.fail(fmt.Errorf("inbox: consumer %q: message %s: %w", r.c.name, w.message.ID, ErrConflict))
-				continue
-			}
-			if w.fate.outcome == FirstAttempt {
-				r.successes.Add(1)
-				r.suspects.Clear()
-			}
-			r.suspects.Delete(w)
-			r.ack(ctx, w)
-			r.c.observe(r.hard, w)
+			r.done(ctx, it)
 		case fateFailed:
 			r.failed(it, w.fate)
-		case fateLost:
+		case fateLost, fateHeld:
+			r.suspects.Delete(w)
+		case fateFull:
+			it.Keep, it.Alone = true, w.alone
+			w.full++
+			it.Delay = backoff.Delay(w.full, fullBackoff, fullMaxBackoff)
+			r.tellFull(w)
 		case fateOpen:
 			it.Keep, it.Alone = true, w.alone
 		}
 	}
+}
+
+// done acks a message that this process has no more to do with, and tells of it.
+func (r *runner[Tx]) done(ctx context.Context, it *item) {
+	w := it.Value
+	if w.fate.outcome == Conflict && r.c.cfg.OnConflict == ConflictFail {
+		it.Keep = true
+		r.c.observe(r.hard, w)
+		r.fail(fmt.Errorf("inbox: consumer %q: message %s: %w", r.c.name, w.message.ID, ErrConflict))
+		return
+	}
+	if w.fate.outcome == FirstAttempt {
+		r.successes.Add(1)
+		r.suspects.Clear()
+	}
+	r.suspects.Delete(w)
+	failed := w.fate.outcome == WasParked && w.fate.reason == ReasonFailed
+	if failed {
+		r.c.onRetry(r.hard, w, true, w.fate.after, w.fate.err)
+		r.feeder.ask(w.fate.after)
+	}
+	r.ack(ctx, w)
+	if !failed || !w.fed() { // Parked it was before.
+		r.c.observe(r.hard, w)
+	}
+}
+
+// How a message waits that found no room to wait in the parked table.
+const (
+	fullBackoff    = time.Second
+	fullMaxBackoff = 5 * time.Second
+	fullReminder   = time.Minute
+)
+
+// tellFull logs now and then that a lane is full.
+func (r *runner[Tx]) tellFull(w *work) {
+	r.fullMu.Lock()
+	defer r.fullMu.Unlock()
+	lane, now := w.claim.Lane, time.Now()
+	if told, ok := r.fullTold[lane]; ok && now.Sub(told) < fullReminder {
+		return
+	}
+	for other, told := range r.fullTold {
+		if now.Sub(told) >= fullReminder {
+			delete(r.fullTold, other)
+		}
+	}
+	if r.fullTold == nil {
+		r.fullTold = map[string]time.Time{}
+	}
+	r.fullTold[lane] = now
+	r.c.cfg.Logger.LogAttrs(r.hard, slog.LevelWarn, "inbox: as many messages wait behind a parked one as may; their lane stands still",
+		append(r.c.attrs(w), slog.String("lane", lane))...)
 }
 
 // ack tells the broker.

@@ -24,18 +24,27 @@ type work struct {
 
 	failed  int  // counted failed attempts
 	waits   int  // for its key, which others hold
+	full    int  // times that it found no room to wait in the parked table
 	alone   bool // to be run alone next
 	suspect suspicion
-	doomed  *doom // to be parked as soon as its claim is held
+	verdict *verdict // to be parked as soon as its claim is held
 
 	fate  fate
 	start time.Time
 }
 
-// doom is why a message becomes a dead letter.
-type doom struct {
+// verdict says how a message is parked. It stands, also when the transaction is
+// lost in which it was to be parked.
+type verdict struct {
+	state  ParkedState
 	reason Reason
 	err    error
+	after  time.Duration // until the next attempt, for ParkedRetry
+}
+
+// dead is the verdict of a message that gets no more attempts.
+func dead(reason Reason, err error) *verdict {
+	return &verdict{state: ParkedDead, reason: reason, err: err}
 }
 
 // suspicion is what speaks for it that failures which look like infrastructure's
@@ -49,7 +58,7 @@ type suspicion struct {
 
 // effectsUnknown tells that its handler ended a transaction by itself.
 func (w *work) effectsUnknown() bool {
-	return w.doomed != nil && w.doomed.reason == ReasonEffectsUnknown
+	return w.verdict != nil && w.verdict.reason == ReasonEffectsUnknown
 }
 
 // fate is what one attempt decided for one message. It counts only when the
@@ -61,7 +70,8 @@ type fate struct {
 	first   *Record
 	value   []byte
 	skipped string
-	reason  Reason
+	reason  Reason        // why it was parked
+	after   time.Duration // until the next attempt of one that was parked for it
 	err     error
 }
 
@@ -74,16 +84,28 @@ const (
 	fateDone
 	// fateFailed: a counted failed attempt.
 	fateFailed
-	// fateLost: the delivery is lost; the message comes again by itself.
+	// fateLost: the delivery is lost; the message comes again by itself. Or
+	// somebody else has the parked row.
 	fateLost
+	// fateFull: an earlier message of its lane is parked, and so many wait behind
+	// that one that this one cannot.
+	fateFull
+	// fateHeld: a parked message that has to wait for an earlier one of its lane;
+	// its lease is to be given back.
+	fateHeld
 )
 
+// lane is its lane in this process. A message that was fed back has another one
+// than the live ones that queue behind it in the table, see feeder.
 func (w *work) lane() string {
 	if w.delivery == nil {
 		return ""
 	}
 	return w.delivery.Lane
 }
+
+// fed tells that it comes from the parked table.
+func (w *work) fed() bool { return w.claim.Parked.ID != 0 }
 
 func (w *work) lost() bool { return w.delivery != nil && w.delivery.Context().Err() != nil }
 
@@ -101,6 +123,7 @@ const maxFingerprint = 256
 func (c *Consumer[Tx]) newWork(m *broker.Message, d *broker.Delivery) *work {
 	w := &work{message: m, delivery: d}
 	w.claim, w.keyErr = c.derive(m)
+	w.claim.Lane = w.lane()
 	return w
 }
 
@@ -204,25 +227,31 @@ func (w *work) newMessage() *Message {
 	}
 }
 
-// parked returns the message as a dead letter.
-func (w *work) parked(reason Reason, err error) Parked {
+// parked returns the message as v wants it parked.
+func (w *work) parked(v *verdict) Parked {
 	p := Parked{
 		Key:         w.claim.Key,
 		Fingerprint: w.claim.Fingerprint,
 		Message:     w.message,
-		Lane:        w.lane(),
-		State:       ParkedDead,
-		Reason:      reason,
+		Lane:        w.claim.Lane,
+		State:       v.state,
+		Reason:      v.reason,
 		Attempts:    w.failed,
+		After:       v.after,
+		Lease:       w.claim.Parked,
 		EventTime:   w.claim.EventTime,
 		Worker:      w.claim.Worker,
 	}
 	p.MessageKey = w.storedKey()
-	if err != nil {
-		p.Error = err.Error()
+	if v.state == ParkedWaiting {
+		return p // It has not failed.
+	}
+	p.Failure = failureOf(v.reason, v.err)
+	if v.err != nil {
+		p.Error = v.err.Error()
 	}
 	var panicked *PanicError
-	if errors.As(err, &panicked) {
+	if errors.As(v.err, &panicked) {
 		p.Error += "\n" + string(panicked.Stack)
 	}
 	return p

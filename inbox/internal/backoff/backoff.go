@@ -6,19 +6,32 @@ import (
 	"time"
 )
 
-// Delay returns the time before the attempt that follows n failed ones (n >= 1):
-// base, doubled with every further failure, capped at limit, and then a random
-// part of it between half and all, so that many clients do not come back at
-// once. Zero base: no delay.
-func Delay(n int, base, limit time.Duration) time.Duration {
-	if base <= 0 || n < 1 {
+// Step returns the longest time before the attempt that follows n failed ones
+// (n >= 1): base, doubled with every further failure, capped at limit. Zero base:
+// none.
+func Step(n int, base, limit time.Duration) time.Duration {
+	switch {
+	case base <= 0 || n < 1:
+		return 0
+	// Shifting further than the bits of a Duration would overflow.
+	case n <= 40 && base <= limit>>(n-1):
+		return base << (n - 1)
+	}
+	return limit
+}
+
+// Jitter returns a random time, more than nothing and at most d, so that what
+// failed together does not come back together. Zero or negative d: none.
+func Jitter(d time.Duration) time.Duration {
+	if d <= 0 {
 		return 0
 	}
-	d := limit
-	// Shifting further than the bits of a Duration would overflow.
-	if n <= 40 && base <= limit>>(n-1) {
-		d = base << (n - 1)
-	}
-	half := d / 2
-	return half + rand.N(d-half+1) //nolint:gosec // G404: jitter needs no secret.
+	return 1 + rand.N(d) //nolint:gosec // G404: jitter needs no secret.
+}
+
+// Delay is a Step of which the first half is certain and the second random: for one
+// client that must not come back at once.
+func Delay(n int, base, limit time.Duration) time.Duration {
+	d := Step(n, base, limit)
+	return d/2 + Jitter(d-d/2)
 }

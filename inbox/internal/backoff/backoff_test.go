@@ -34,3 +34,30 @@ func TestDelay(t *testing.T) {
 		}
 	}
 }
+
+func TestStep(t *testing.T) {
+	t.Parallel()
+	for n, want := range map[int]time.Duration{0: 0, 1: time.Second, 2: 2 * time.Second, 4: 8 * time.Second, 5: 10 * time.Second, math.MaxInt: 10 * time.Second} {
+		if got := backoff.Step(n, time.Second, 10*time.Second); got != want {
+			t.Errorf("Step(%d) = %v, want %v", n, got, want)
+		}
+	}
+}
+
+// Full jitter: anything up to the whole, and never nothing.
+func TestJitter(t *testing.T) {
+	t.Parallel()
+	low, high := time.Hour, time.Duration(0)
+	for range 1000 {
+		d := backoff.Jitter(time.Second)
+		low, high = min(low, d), max(high, d)
+	}
+	if low <= 0 || low > 100*time.Millisecond || high < 900*time.Millisecond || high > time.Second {
+		t.Errorf("1000 times between %v and %v, want them all over (0, 1s]", low, high)
+	}
+	for d, want := range map[time.Duration]time.Duration{-1: 0, 0: 0, 1: 1} {
+		if got := backoff.Jitter(d); got != want {
+			t.Errorf("Jitter(%d) = %d, want %d", d, got, want)
+		}
+	}
+}
