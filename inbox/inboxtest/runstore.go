@@ -41,6 +41,11 @@ type StoreHarness[Tx any] struct {
 	// ended.
 	DeadTx bool
 
+	// Parking says that the store is an inbox.Parker, an inbox.Undertaker and an
+	// inbox.Inspector: parked messages get later attempts. Then a store that is not
+	// fails; without it the rules about that are skipped.
+	Parking bool
+
 	// Serial runs the rules one after the other instead of in parallel.
 	Serial bool
 }
@@ -136,6 +141,10 @@ func storeRules[Tx any]() []storeRule[Tx] {
 	all = append(all, runRules[Tx]()...)
 	all = append(all, endRules[Tx]()...)
 	all = append(all, parkRules[Tx]()...)
+	all = append(all, feedRules[Tx]()...)
+	all = append(all, laneRules[Tx]()...)
+	all = append(all, feedRaceRules[Tx]()...)
+	all = append(all, undertakeRules[Tx]()...)
 	return append(all, ownerRules[Tx]()...)
 }
 
