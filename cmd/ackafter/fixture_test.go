@@ -32,8 +32,9 @@ type parkedRow struct {
 	position                 sql.NullInt64
 	brokerKey, headers, body []byte
 	messageTime, eventTime   time.Time
-	worker                   string
+	worker, failure          string
 	parked, updated          time.Time
+	next, lease              time.Time
 }
 
 func at(offset int64) sql.NullInt64 { return sql.NullInt64{Int64: offset, Valid: true} }
@@ -95,12 +96,18 @@ func (term *terminal) insertParked(r parkedRow) {
 	if r.fingerprint == nil {
 		r.fingerprint = []byte{}
 	}
+	var died time.Time
+	if r.state == "dead" || r.state == "discarded" {
+		died = r.updated
+	}
 	term.insert("inbox_parked", []string{
 		"id", "tenant", "consumer", "message_key", "fingerprint", "lane", "state", "reason", "error", "attempts", "duplicates",
 		"message_id", "source", "position", "broker_key", "headers", "body", "message_time", "event_time", "worker", "parked_at", "updated_at",
+		"failure", "dead_at", "next_attempt_at", "lease_until",
 	}, r.id, r.tenant, r.consumer, r.key, r.fingerprint, []byte(r.lane), r.state, r.reason, r.err, r.attempts, r.duplicates,
 		r.messageID, r.source, r.position, r.brokerKey, r.headers, r.body, term.moment(r.messageTime), term.moment(r.eventTime),
-		r.worker, term.moment(r.parked), term.moment(r.updated))
+		r.worker, term.moment(r.parked), term.moment(r.updated),
+		r.failure, term.moment(died), term.moment(r.next), term.moment(r.lease))
 }
 
 func (term *terminal) insertConsumer(name, definition string) {

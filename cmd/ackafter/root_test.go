@@ -177,7 +177,7 @@ func TestVersion(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
 	newVersionView(nil).text(&b)
-	if want := "ackafter unknown\ntables version 1\n"; b.String() != want {
+	if want := "ackafter unknown\ntables version 2\n"; b.String() != want {
 		t.Errorf("got %q, want %q", b.String(), want)
 	}
 	b.Reset()
@@ -185,8 +185,8 @@ func TestVersion(t *testing.T) {
 		GoVersion: "go1.26.0", Main: debug.Module{Version: "v0.1.0"},
 		Settings: []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}, {Key: "vcs.modified", Value: "true"}},
 	}).text(&b)
-	if want := "ackafter v0.1.0\nrevision abc, with changes\nbuilt with go1.26.0\ntables version 1\n"; b.String() != want {
+	if want := "ackafter v0.1.0\nrevision abc, with changes\nbuilt with go1.26.0\ntables version 2\n"; b.String() != want {
 		t.Errorf("got %q, want %q", b.String(), want)
 	}
-	(&terminal{t: t}).run("version").expect(t, exitOK, "ackafter ", "tables version 1")
+	(&terminal{t: t}).run("version").expect(t, exitOK, "ackafter ", "tables version 2")
 }
