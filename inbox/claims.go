@@ -116,6 +116,13 @@ func (a *attempt[Tx]) entry(ctx context.Context, w *work, i int) (bool, error) {
 	return false, nil
 }
 
+// rowGoes tells that the commit deletes the parked row that w comes from, unless it
+// is parked again: so it must be decided about, also when its lane is held.
+func (a *attempt[Tx]) rowGoes(w *work, i int) bool {
+	o := a.batch.Entries()[i].Outcome
+	return w.fed() && (o == Replay || o == Conflict)
+}
+
 // errParkedTwice is what becomes of a message that was parked without a key, when
 // the key that is derived now is that of another parked message.
 var errParkedTwice = errors.New("inbox: the key that is derived now is that of another parked message, with the same body")

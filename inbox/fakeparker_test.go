@@ -68,7 +68,7 @@ func (s *fakeStore) order(e *inbox.Entry, c inbox.Claim, o inbox.Order, own []in
 			waiting++
 			size += int64(len(r.Message.Body))
 		}
-		if !holds(r, o) || (c.Parked.ID != 0 && r.ID > c.Parked.ID) || (s.mates && slices.Contains(own, r.ID)) {
+		if !holds(r, o) || (c.Parked.ID != 0 && (r.ID > c.Parked.ID || (s.mates && slices.Contains(own, r.ID)))) {
 			continue
 		}
 		e.Held = true

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ackafter/ackafter/inbox"
@@ -165,6 +166,7 @@ type fakeBatch struct {
 	parked   []inbox.Parked
 	again    map[int]bool // entries that were parked
 	rows     []int64      // that are locked
+	crashed  *atomic.Bool // of a process
 	tx       *fakeTx
 	ended    bool
 }
@@ -256,7 +258,11 @@ func (b *fakeBatch) Park(_ context.Context, i int, p inbox.Parked) error {
 
 func (b *fakeBatch) Commit(context.Context) error {
 	s := b.store
-	if err := s.try("commit", b.keys...); err != nil {
+	err := s.try("commit", b.keys...)
+	if b.crashed != nil && b.crashed.Load() {
+		err = fmt.Errorf("%w: %w", inbox.ErrCommitUnknown, errDown)
+	}
+	if err != nil {
 		b.Abort()
 		return err
 	}

@@ -207,10 +207,10 @@ func (c *Consumer[Tx]) newFed(row *ParkedRecord, d *broker.Delivery) *work {
 			switch full, err := keyfunc.Derive(c.key, m); {
 			case err != nil:
 				w.keyErr = fmt.Errorf("inbox: derive key: %w", err)
-			case column.Key(full) != row.MessageKey:
+			case full != row.MessageKey && column.Key(full) != row.MessageKey:
 				w.keyErr = errShortKey
 			default:
-				w.claim.MessageKey = full
+				w.claim.MessageKey = full // Handlers get the same key on every attempt.
 			}
 		}
 	}

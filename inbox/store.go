@@ -220,7 +220,9 @@ type Entry struct {
 	// Order. It must not run now: a message that comes from a broker is to be
 	// parked as ParkedWaiting, one from the parked table to be given back. For a
 	// leased row those with a lower ParkedRecord.ID are earlier; for any other
-	// message all that are there.
+	// message all that are there. Leased rows that the same call has claimed do not
+	// hold each other, as who called keeps their order; they do hold the messages
+	// from a broker that were claimed with them.
 	Held bool
 
 	// Full: Held, and as much waits in the lane as may. It cannot be parked now.
