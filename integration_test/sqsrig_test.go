@@ -27,9 +27,11 @@ var sqsEnvironment = map[string]string{
 // sqsKinds are the kinds of queues; true: FIFO.
 var sqsKinds = map[string]bool{"standard": false, "fifo": true}
 
-// sqsGroups is how many message groups a test has: one receive takes the server the
-// longer the more groups it knows, with 2,000 of them a tenth of a second.
-const sqsGroups = 40
+// sqsGroups is how many message groups a test has. This server takes the longer the
+// more there are: with 2,000 of them a tenth of a second for each receive, and with
+// 100 as long for each message that is sent to one of them while all are in flight
+// and somebody waits.
+const sqsGroups = 20
 
 // sqsQueue is a queue of one test, and a client that is not ours.
 type sqsQueue struct {

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"testing"
 	"time"
 
@@ -195,15 +193,7 @@ func TestTwoInstances(t *testing.T) {
 // still runs.
 func TestMoveToAnotherBroker(t *testing.T) {
 	t.Parallel()
-	for _, kind := range slices.Sorted(maps.Keys(supplies)) {
-		if kind == "kafka" {
-			continue
-		}
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			move(t, newKafkaSupply(t, 4), supplies[kind](t))
-		})
-	}
+	onEach(t, func(t *testing.T, next supply) { move(t, newKafkaSupply(t, 4), next) }, "kafka")
 }
 
 func move(t *testing.T, old, next supply) {
