@@ -33,6 +33,7 @@ type poller struct {
 	bad     retry.Trouble
 	refused time.Time // since when the refusal lasts; zero: there is none
 	gone    bool      // the queue, and that was told
+	last    time.Time // when the last request began
 }
 
 func (s *Source) poll() {
@@ -59,10 +60,10 @@ func (s *Source) poll() {
 }
 
 // finish waits for the requests that are under way. Where there are messages they
-// are about to be answered, and what they bring can be given back; those that wait
-// at an empty queue are broken off after a while.
+// are about to be answered, and what they bring can be given back; those that have
+// waited for a while do so at an empty queue, and are broken off.
 func (p *poller) finish() {
-	limit := time.AfterFunc(p.grace(), p.breakOff)
+	limit := time.AfterFunc(min(closeGrace-time.Since(p.last), p.patience()), p.breakOff)
 	defer limit.Stop()
 	for p.active > 0 {
 		<-p.ended
@@ -79,6 +80,7 @@ func (p *poller) start() {
 		}
 		p.active++
 		p.asked += n
+		p.last = time.Now()
 		go func() { p.ended <- p.request(n) }()
 	}
 }

@@ -42,7 +42,7 @@ type Source struct {
 	err       error // final
 	down      error // why nothing is received
 	flushErr  error
-	patience  time.Duration // of Close, for requests for messages
+	closeWait time.Duration // see patience
 	closeOnce sync.Once
 }
 
@@ -136,10 +136,10 @@ func (s *Source) noteFlush(err error) {
 // Deliveries that are not settled are lost. It returns before ctx ends, or within
 // Config.CloseTimeout when ctx has no deadline.
 //
-// A request for messages that is under way gets a second to end, so that what SQS
-// has taken for it can be given back. One that waits at an empty queue is broken off
-// then; a message that arrives in that very moment comes when VisibilityTimeout has
-// passed.
+// A request for messages that began within the last second may end, so that what SQS
+// has taken for it can be given back. An older one waits at an empty queue and is
+// broken off; a message that arrives in that very moment comes when VisibilityTimeout
+// has passed.
 //
 // The error says what could not be done in that time: then acked messages may come
 // again. A second Close returns nil.
@@ -160,7 +160,7 @@ func (s *Source) close(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(hard, s.cancel)()
 	s.mu.Lock()
-	s.patience = min(closeGrace, rest/4)
+	s.closeWait = rest / 4
 	s.mu.Unlock()
 	s.stop()
 	s.taking.Wait()
@@ -181,12 +181,12 @@ func (s *Source) close(ctx context.Context) error {
 	return nil
 }
 
-// closeGrace is for how long Close waits for requests for messages.
+// closeGrace is how old a request for messages must be to be broken off by Close.
 const closeGrace = time.Second
 
-// grace is for how long Close waits for requests for messages.
-func (s *Source) grace() time.Duration {
+// patience is for how long Close waits for requests for messages at most.
+func (s *Source) patience() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.patience
+	return s.closeWait
 }
