@@ -83,8 +83,8 @@ func TestExportInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	term.ctx = ctx
 	gone := false
-	term.watch = func(real keeper) keeper {
-		fake.keeper = real
+	term.watch = func(store keeper) keeper {
+		fake.keeper = store
 		return getHook{fake, func(id int64) {
 			switch {
 			case id == 2 && !gone:

@@ -32,8 +32,8 @@ func onFake(t *testing.T, rows ...inbox.ParkedRecord) (*terminal, *fakeKeeper) {
 	term.must("migrate", "up")
 	fake := &fakeKeeper{rows: rows}
 	term.clock = new(fakeClock)
-	term.watch = func(real keeper) keeper {
-		fake.keeper = real
+	term.watch = func(store keeper) keeper {
+		fake.keeper = store
 		return fake
 	}
 	return term, fake

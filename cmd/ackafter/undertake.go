@@ -109,7 +109,7 @@ func (r *undertakingRun) page(ctx context.Context, rows []inbox.ParkedRecord) er
 		row := &rows[i]
 		why := r.pass(row, len(r.ids) > 0)
 		if why == "" && r.dryRun && row.LeasedUntil.After(r.view.now) {
-			why = passedChanged
+			why = whyBusy
 		}
 		if why != "" {
 			r.view.pass(why, 1)
@@ -134,7 +134,7 @@ func (r *undertakingRun) page(ctx context.Context, rows []inbox.ParkedRecord) er
 	return r.batch(ctx, batch)
 }
 
-const passedChanged = "in work at the moment, or changed since"
+const whyBusy = "in work at the moment, or changed since"
 
 // batch does it to ids, when the rate allows it.
 func (r *undertakingRun) batch(ctx context.Context, ids []int64) error {
@@ -160,7 +160,7 @@ func (r *undertakingRun) batch(ctx context.Context, ids []int64) error {
 		return fmt.Errorf("ids %d to %d: %w", ids[0], ids[len(ids)-1], err)
 	}
 	r.view.count += n
-	r.view.pass(passedChanged, len(ids)-n)
+	r.view.pass(whyBusy, len(ids)-n)
 	r.view.last = ids[len(ids)-1]
 	return r.progress(ctx)
 }
