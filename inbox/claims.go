@@ -1,15 +1,18 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // plan chooses what to claim. Keys are distinct in a batch: a second message
 // with the same key and fingerprint follows the first one's fate; one with
 // another fingerprint waits for the next batch, and its lane with it.
 func (a *attempt[Tx]) plan() []Claim {
+	sortFed(a.works)
 	type id struct{ tenant, key string }
 	leaders := make(map[id]*work, len(a.works))
 	a.index = make(map[*work]int, len(a.works))
@@ -43,6 +46,22 @@ func (a *attempt[Tx]) plan() []Claim {
 		}
 	}
 	return claims
+}
+
+// sortFed brings fed messages of one lane, which are neighbours, into the order of
+// their rows: one that was fed again has come behind those that were fed with it
+// before and wait for it.
+func sortFed(works []*work) {
+	for len(works) > 0 {
+		n := 1
+		for n < len(works) && works[n].lane() == works[0].lane() {
+			n++
+		}
+		if works[0].fed() && works[0].lane() != "" {
+			slices.SortStableFunc(works[:n], func(a, b *work) int { return cmp.Compare(a.claim.Parked.ID, b.claim.Parked.ID) })
+		}
+		works = works[n:]
+	}
 }
 
 func (a *attempt[Tx]) anyKeyless() bool {
