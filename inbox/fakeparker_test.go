@@ -16,6 +16,7 @@ type parkers struct {
 	// mates: what a batch has claimed itself does not hold what comes behind it.
 	mates    bool
 	leases   int // questions
+	prints   map[string][]byte
 	released int
 }
 
@@ -210,3 +211,6 @@ func (s *fakeStore) unparked(ctx context.Context, t *testing.T) {
 type noParker struct {
 	inbox.Store[*fakeTx]
 }
+
+// begun returns the fingerprint that the open transaction with a key came with.
+func (s *fakeStore) begun(key string) []byte { return s.prints[key] }

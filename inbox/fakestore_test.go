@@ -41,7 +41,7 @@ var (
 
 func newFakeStore() *fakeStore {
 	s := &fakeStore{rows: map[inbox.Key]*inbox.Record{}, locked: map[inbox.Key]bool{}, consumer: map[string]string{}}
-	s.rowLocked = map[int64]bool{}
+	s.rowLocked, s.prints = map[int64]bool{}, map[string][]byte{}
 	s.changed = sync.NewCond(&s.mu)
 	return s
 }
@@ -116,6 +116,7 @@ func (s *fakeStore) Begin(ctx context.Context, claims []inbox.Claim, o inbox.Beg
 			}
 			s.changed.Wait()
 		}
+		s.prints[c.MessageKey] = c.Fingerprint
 		e := s.entry(c, o)
 		if c.Parked.ID != 0 {
 			if row := s.leased(c.Parked); row == nil || s.rowLocked[row.ID] {

@@ -122,8 +122,9 @@ func (r *rig) startBulk(construct func(*inbox.Config) (*inbox.Consumer[*fakeTx],
 		r.t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(r.t.Context())
-	r.src, r.stop, r.done = r.queue.Source(), stop, make(chan error, 1)
-	go func() { r.done <- c.Run(ctx, r.src) }()
+	src, done := r.queue.Source(), make(chan error, 1)
+	r.src, r.stop, r.done = src, stop, done
+	go func() { done <- c.Run(ctx, src) }()
 }
 
 type lockedWriter struct {
