@@ -59,6 +59,10 @@ var boundaries = []boundary{
 		why: "one store does not bring another one, nor a broker",
 	},
 	{
+		of: []string{"inbox/inboxotel/..."}, only: []string{"broker", "keyfunc", "inbox", "inbox/internal/..."},
+		why: "what reports about any consumer knows no store and no broker's client",
+	},
+	{
 		of: []string{"migrations/..."}, only: nil,
 		why: "plain SQL for any tool",
 	},
@@ -111,6 +115,16 @@ var licenses = []license{
 		why:     "the PostgreSQL driver and what it needs; inboxsql leaves the driver to the user",
 	},
 	{
+		foreign: []string{"go.opentelemetry.io/otel/sdk", "go.opentelemetry.io/otel/exporters"},
+		to:      unbound,
+		why:     "what becomes of metrics and spans is the program's choice",
+	},
+	{
+		foreign: []string{"go.opentelemetry.io/", "github.com/go-logr/", "github.com/cespare/xxhash"},
+		to:      []string{"inbox/inboxotel/..."},
+		why:     "the API of OpenTelemetry and what it needs; who does not use it links none of it",
+	},
+	{
 		foreign: []string{"golang.org/x/text", "golang.org/x/sync"},
 		to:      append([]string{"kafka/...", "inbox/inboxpgx/..."}, testHarnesses...),
 		why:     "needed by both clients",
@@ -128,7 +142,7 @@ var testKits = append([]string{"broker/brokertest/...", "inbox/inboxtest/..."}, 
 var testHarnesses = []string{"inbox/internal/cutproxy", "inbox/internal/pgtest", "inbox/internal/pgxharness"}
 
 // mustExist are packages without which the boundaries above guard nothing.
-var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "kafka", "rabbitmq", "sqs", "internal/retry", "internal/lanename", "migrations"}
+var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "inbox/inboxotel", "kafka", "rabbitmq", "sqs", "internal/retry", "internal/lanename", "migrations"}
 
 // dependencies maps every package to all that it links, itself excluded.
 type dependencies map[string][]string
@@ -162,6 +176,7 @@ func TestDependencyRuleNoticesViolations(t *testing.T) {
 		"kafka":                {module + "/broker", module + "/kafka/internal/wire", "github.com/segmentio/kafka-go/protocol"},
 		"rabbitmq":             {module + "/broker", "github.com/rabbitmq/amqp091-go"},
 		"sqs":                  {module + "/broker", "github.com/aws/aws-sdk-go-v2/service/sqs", "github.com/aws/smithy-go"},
+		"inbox/inboxotel":      {module + "/inbox", "go.opentelemetry.io/otel/metric", "go.opentelemetry.io/auto/sdk", "github.com/go-logr/logr"},
 		"migrations":           {"embed"},
 		"cmd/ackafter":         {module + "/kafka", module + "/inbox/inboxpgx", "github.com/spf13/cobra"},
 		"examples/quickstart":  {module + "/inbox", module + "/broker/memory", "modernc.org/sqlite"},
@@ -183,7 +198,13 @@ func TestDependencyRuleNoticesViolations(t *testing.T) {
 		{"inbox", module + "/inbox/inboxpgx", "knows none of them"},
 		{"inbox", "github.com/jackc/pgx/v5", "the PostgreSQL driver"},
 		{"inbox", "golang.org/x/sync/errgroup", "needed by both clients"},
-		{"inbox/internal/lanes", "go.opentelemetry.io/otel", "no license"},
+		{"inbox/internal/lanes", "github.com/sourcegraph/conc", "no license"},
+		{"inbox", "go.opentelemetry.io/otel/trace", "links none of it"},
+		{"inbox/inboxpgx", module + "/inbox/inboxotel", "one store"},
+		{"inbox/inboxotel", "go.opentelemetry.io/otel/sdk/metric", "the program's choice"},
+		{"inbox/inboxotel", module + "/inbox/inboxpgx", "knows no store"},
+		{"inbox/inboxotel", module + "/kafka", "knows no store and no broker's client"},
+		{"kafka", "go.opentelemetry.io/otel", "links none of it"},
 		{"inbox/inboxtest", module + "/inbox/inboxsql", "chooses the database"},
 		{"inbox/inboxpgx", module + "/inbox/inboxsql", "one store"},
 		{"inbox/inboxsql", "github.com/jackc/pgx/v5/pgconn", "leaves the driver"},
