@@ -64,7 +64,7 @@ in work (LEASED says until when at most), and discarded ones.`,
 			case group && changed("after"):
 				return usagef("--after does not go with --group")
 			}
-			if err := selected.check(); err != nil {
+			if err := selected.check(command); err != nil {
 				return err
 			}
 			limit := selected.limit

@@ -40,7 +40,7 @@ func (p *program) deadExportCommand() *cobra.Command {
   ackafter dead export --state all | jq -r '[.id, .message_key] | @tsv'`,
 		Args: arguments(),
 		RunE: func(command *cobra.Command, _ []string) error {
-			if err := errors.Join(selected.check(), checkLimit(command, selected.limit)); err != nil {
+			if err := errors.Join(selected.check(command), checkLimit(command, selected.limit)); err != nil {
 				return err
 			}
 			return p.withOpenInbox(command.Context(), func(ctx context.Context, db *database, now time.Time) error {
@@ -137,7 +137,7 @@ func (e *exporter) end(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = fmt.Errorf("interrupted: %w", ctx.Err())
 	}
 	if e.last == 0 {

@@ -39,7 +39,7 @@ type selection struct {
 }
 
 // selectFlags adds the flags to command. The first of states is the default of
-// --state; an empty list: there is no such flag.
+// --state.
 func selectFlags(command *cobra.Command, limit int, limitHelp string, states ...string) *selection {
 	s := &selection{states: states}
 	flags := command.Flags()
@@ -59,21 +59,30 @@ func selectFlags(command *cobra.Command, limit int, limitHelp string, states ...
 	return s
 }
 
-// selecting are the flags that narrow down what is selected.
-var selecting = []string{"consumer", "tenant", "key", "state", "reason", "failure", "error", "since", "before"}
+// narrowing are the flags that say which messages are meant. The state alone does
+// not.
+var narrowing = []string{"consumer", "tenant", "key", "reason", "failure", "error", "since", "before"}
 
-// narrowed returns the names of those that are given.
-func narrowed(command *cobra.Command) (given []string) {
-	for _, name := range selecting {
-		if command.Flags().Changed(name) {
-			given = append(given, name)
-		}
+// changed returns the first of the flags that is given; empty when none is.
+func changed(command *cobra.Command, flags ...string) string {
+	i := slices.IndexFunc(flags, command.Flags().Changed)
+	if i < 0 {
+		return ""
 	}
-	return given
+	return flags[i]
 }
 
 // check checks the flags.
-func (s *selection) check() (err error) {
+func (s *selection) check(command *cobra.Command) (err error) {
+	for _, name := range narrowing {
+		switch value := command.Flags().Lookup(name); {
+		case value.Changed && value.Value.String() == "":
+			// A script whose variable is not set must not mean all messages.
+			return usagef("--%s: must not be empty", name)
+		case !utf8.ValidString(value.Value.String()) || strings.ContainsRune(value.Value.String(), 0):
+			return usagef("--%s: must be valid UTF-8 without NUL", name)
+		}
+	}
 	switch {
 	case !slices.Contains(s.states, s.state):
 		return usagef("--state %q: must be one of %s", s.state, quotedList(s.states))
@@ -81,11 +90,6 @@ func (s *selection) check() (err error) {
 		return usagef("--reason %q: must be one of %s", s.reason, quotedList(reasons))
 	case s.after < 0:
 		return usagef("--after %d: must not be negative", s.after)
-	}
-	for name, value := range map[string]string{"consumer": s.consumer, "tenant": s.tenant, "key": s.key, "failure": s.failure, "error": s.text} {
-		if !utf8.ValidString(value) || strings.ContainsRune(value, 0) {
-			return usagef("--%s: must be valid UTF-8 without NUL", name)
-		}
 	}
 	if s.from, err = parseWhen("since", s.since); err != nil {
 		return err

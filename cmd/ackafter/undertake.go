@@ -39,20 +39,16 @@ const progressEvery = 5 * time.Second
 // targets checks that the command line says which messages are meant: by ids, by
 // filters, or all of them.
 func targets(command *cobra.Command, args []string, s *selection, all bool) (ids []int64, err error) {
-	if err := errors.Join(s.check(), checkLimit(command, s.limit)); err != nil {
+	if err := errors.Join(s.check(command), checkLimit(command, s.limit)); err != nil {
 		return nil, err
 	}
-	given := narrowed(command)
-	switch {
-	case len(args) > 0 && all:
-		return nil, usagef("--all does not go with IDs")
-	case len(args) > 0 && len(given) > 0:
-		return nil, usagef("--%s does not go with IDs", given[0])
-	case len(args) > 0 && command.Flags().Changed("after"):
-		return nil, usagef("--after does not go with IDs")
-	case len(args) > 0:
+	if len(args) > 0 {
+		if given := changed(command, slices.Concat(narrowing, []string{"state", "after", "all"})...); given != "" {
+			return nil, usagef("--%s does not go with IDs", given)
+		}
 		return parseIDs(args)
-	case len(given) == 0 && !all:
+	}
+	if changed(command, narrowing...) == "" && !all {
 		return nil, usagef("say which: IDs, a filter such as --failure or --consumer, or --all")
 	}
 	return nil, nil
@@ -116,7 +112,10 @@ func (r *undertakingRun) page(ctx context.Context, rows []inbox.ParkedRecord) er
 			continue
 		}
 		if r.selection.limit > 0 && r.taken == r.selection.limit {
-			return errors.Join(r.batch(ctx, batch), errEnough)
+			if err := r.batch(ctx, batch); err != nil {
+				return err
+			}
+			return errEnough
 		}
 		r.taken++
 		if r.dryRun {
@@ -204,7 +203,7 @@ func (r *undertakingRun) measure(ctx context.Context) error {
 
 // end shows what was done, and says how to go on when err ended it early.
 func (r *undertakingRun) end(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = fmt.Errorf("interrupted: %w", ctx.Err())
 	}
 	if err != nil {

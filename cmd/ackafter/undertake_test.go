@@ -158,6 +158,8 @@ func TestRetryFails(t *testing.T) {
 		return ctx.Err()
 	}
 	term.run("dead", "retry", "7", "--timeout", "5ms").expect(t, exitFailure, "not done within 5ms")
+	fake.before = func(context.Context, int) error { return errors.New("connection reset") }
+	term.run("dead", "retry", "--all", "--limit", "1").expect(t, exitFailure, "connection reset", "retried 0 messages")
 	fake.before = nil
 	term.run("dead", "retry", "--all").expect(t, exitOK, "retried 800 messages")
 }
