@@ -14,7 +14,7 @@ import (
 // The defaults of Config, and the limits of SQS.
 const (
 	defaultVisibility     = 30 * time.Second
-	defaultWaitTime       = 20 * time.Second
+	defaultWaitTime       = 5 * time.Second
 	defaultPollers        = 8
 	defaultAckDelay       = 100 * time.Millisecond
 	defaultRequestTimeout = 10 * time.Second
@@ -64,9 +64,11 @@ type Config struct {
 	// VisibilityTimeout. SQS ends every lease 12 h after the receive.
 	Heartbeat time.Duration
 
-	// WaitTime is for how long a request waits for messages (long polling). Default
-	// 20 s, in whole seconds, from 1 s to 20 s; negative is an error: it would be a hot
-	// loop.
+	// WaitTime is for how long a request waits for messages (long polling). Default 5 s,
+	// in whole seconds, from 1 s to 20 s; negative is an error: it would be a hot loop.
+	// Longer saves requests while the queue is empty, and makes Close take longer, which
+	// waits for a request that is under way: keep it below 0.7 times CloseTimeout, or
+	// inbox.Config.AckTimeout.
 	WaitTime time.Duration
 
 	// Pollers is how many requests for messages may be under way at once. There is one

@@ -87,6 +87,7 @@ func (f *fake) ReceiveMessage(ctx context.Context, in *awssqs.ReceiveMessageInpu
 	f.asked = append(slices.Clone(in.MessageAttributeNames), string(in.MessageSystemAttributeNames[0]))
 	f.mu.Unlock()
 	f.happened <- "receive"
+	over := time.After(time.Duration(in.WaitTimeSeconds) * time.Second)
 	for {
 		f.mu.Lock()
 		if f.receiveErr != nil {
@@ -105,6 +106,8 @@ func (f *fake) ReceiveMessage(ctx context.Context, in *awssqs.ReceiveMessageInpu
 		}
 		select {
 		case <-arrived:
+		case <-over:
+			return &awssqs.ReceiveMessageOutput{}, nil
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}

@@ -25,7 +25,8 @@ type ledger struct {
 	wake     func() // there may be something to take
 
 	mu       sync.Mutex
-	closing  bool
+	closing  bool              // what comes now goes back
+	complete bool              // nothing comes any more
 	wanted   int               // what Receive waits for; 0: nobody receives
 	asked    time.Time         // when Receive last waited
 	byID     map[string]*entry // the newest of each message, until it is settled and SQS knows
@@ -111,10 +112,12 @@ func (l *ledger) add(entries []*entry, now time.Time) (lost []*entry) {
 		l.byID[e.id] = e
 		if ln := l.lanes[e.lane]; ln != nil && len(ln.held) > 0 || l.closing {
 			l.hold(e, now)
-			l.release(e.lane)
 			continue
 		}
 		l.waiting = append(l.waiting, e)
+	}
+	for _, e := range entries {
+		l.release(e.lane) // only where nothing is out any more
 	}
 	l.wake()
 	return lost
@@ -238,7 +241,7 @@ func (l *ledger) giveWaiting(now time.Time) {
 	}
 }
 
-// close loses what is out and gives everything back.
+// close loses what is out and gives everything back, and what still comes.
 func (l *ledger) close(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -254,6 +257,14 @@ func (l *ledger) close(now time.Time) {
 	for name := range l.lanes {
 		l.release(name)
 	}
+	l.kick()
+}
+
+// end notes that nothing comes any more.
+func (l *ledger) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.complete = true
 	l.kick()
 }
 

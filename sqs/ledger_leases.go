@@ -29,14 +29,14 @@ func (l *ledger) expire(now time.Time) (lost []*entry) {
 	defer l.mu.Unlock()
 	for _, e := range l.byID {
 		if e.state != acked && !now.Before(e.until) {
-			lost = append(lost, l.end(e)...)
+			lost = append(lost, l.drop(e)...)
 		}
 	}
 	return lost
 }
 
-// end takes an entry away whose lease is over.
-func (l *ledger) end(e *entry) []*entry {
+// drop takes an entry away whose lease is over.
+func (l *ledger) drop(e *entry) []*entry {
 	switch e.state {
 	case out:
 		return l.lose(e)
@@ -93,7 +93,7 @@ func (l *ledger) beaten(b lease, from time.Time, ok, stale bool) (lost []*entry)
 	case ok:
 		b.until, b.beatAt = from.Add(b.lasts), from.Add(l.beat)
 	case stale:
-		lost = l.end(b.entry)
+		lost = l.drop(b.entry)
 	default:
 		b.beatAt = from.Add(l.beat / 4)
 	}

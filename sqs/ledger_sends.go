@@ -71,7 +71,7 @@ func (l *ledger) pick(now time.Time) (w work, look time.Time, signal <-chan stru
 		l.sending++
 		return work{acks: acks}, look, nil, false
 	}
-	return work{}, look, l.signal, l.closing && len(l.gives) == 0 && len(l.acks) == 0 && l.sending == 0
+	return work{}, look, l.signal, l.complete && len(l.gives) == 0 && len(l.acks) == 0 && l.sending == 0
 }
 
 // pickFresh returns acks that were not sent yet, when there are enough for a call or

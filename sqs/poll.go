@@ -33,7 +33,6 @@ type poller struct {
 	bad     retry.Trouble
 	refused time.Time // since when the refusal lasts; zero: there is none
 	gone    bool      // the queue, and that was told
-	last    time.Time // when the last request began
 }
 
 func (s *Source) poll() {
@@ -59,11 +58,11 @@ func (s *Source) poll() {
 	p.finish()
 }
 
-// finish waits for the requests that are under way. Where there are messages they
-// are about to be answered, and what they bring can be given back; those that have
-// waited for a while do so at an empty queue, and are broken off.
+// finish waits for the requests that are under way, and breaks them off only when
+// Close has no more time. SQS goes on with a request whose connection is closed: it
+// would give it the next messages, and nobody would see them until their leases end.
 func (p *poller) finish() {
-	limit := time.AfterFunc(min(closeGrace-time.Since(p.last), p.patience()), p.breakOff)
+	limit := time.AfterFunc(p.patience(), p.breakOff)
 	defer limit.Stop()
 	for p.active > 0 {
 		<-p.ended
@@ -80,7 +79,6 @@ func (p *poller) start() {
 		}
 		p.active++
 		p.asked += n
-		p.last = time.Now()
 		go func() { p.ended <- p.request(n) }()
 	}
 }

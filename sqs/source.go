@@ -136,10 +136,11 @@ func (s *Source) noteFlush(err error) {
 // Deliveries that are not settled are lost. It returns before ctx ends, or within
 // Config.CloseTimeout when ctx has no deadline.
 //
-// A request for messages that began within the last second may end, so that what SQS
-// has taken for it can be given back. An older one waits at an empty queue and is
-// broken off; a message that arrives in that very moment comes when VisibilityTimeout
-// has passed.
+// It waits for the requests for messages that are under way, which takes up to
+// Config.WaitTime at an empty queue, so that what they bring can be given back. SQS
+// would go on with a request that is broken off, and the messages that it gives to it
+// would be hidden until VisibilityTimeout has passed. When less than about 1.4 times
+// WaitTime is left that happens all the same.
 //
 // The error says what could not be done in that time: then acked messages may come
 // again. A second Close returns nil.
@@ -160,11 +161,12 @@ func (s *Source) close(ctx context.Context) error {
 	defer cancel()
 	defer context.AfterFunc(hard, s.cancel)()
 	s.mu.Lock()
-	s.closeWait = rest / 4
+	s.closeWait = rest * 7 / 10
 	s.mu.Unlock()
 	s.stop()
-	s.taking.Wait()
 	s.ledger.close(time.Now())
+	s.taking.Wait()
+	s.ledger.end()
 	s.telling.Wait()
 	s.cancel()
 	s.release()
@@ -181,10 +183,7 @@ func (s *Source) close(ctx context.Context) error {
 	return nil
 }
 
-// closeGrace is how old a request for messages must be to be broken off by Close.
-const closeGrace = time.Second
-
-// patience is for how long Close waits for requests for messages at most.
+// patience is for how long Close waits for requests for messages.
 func (s *Source) patience() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -220,7 +220,7 @@ func TestGroupGoesBackInOrder(t *testing.T) {
 func TestWhatWaitsOfTheGroupGoesBack(t *testing.T) {
 	t.Parallel()
 	f := newFake()
-	s := openFake(t, f, "orders.fifo", Config{})
+	s := openFake(t, f, "orders.fifo", Config{WaitTime: 20 * time.Second})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {

@@ -125,7 +125,7 @@ func (q *conformance) setup(t testing.TB) brokertest.Queue {
 	return brokertest.Queue{
 		Open: func(ctx context.Context) (broker.Source, error) {
 			s, err := Open(ctx, name, &Config{
-				Client: newTestClient(t, q.url, network), VisibilityTimeout: 6 * time.Second, WaitTime: 2 * time.Second,
+				Client: newTestClient(t, q.url, network), VisibilityTimeout: 6 * time.Second, WaitTime: time.Second,
 				MaxBackoff: 200 * time.Millisecond, RequestTimeout: 20 * time.Second, Logger: quiet(),
 			})
 			if err != nil {

@@ -65,7 +65,7 @@ func TestConfig(t *testing.T) {
 	if err := d.validate(); err != nil {
 		t.Error(err)
 	}
-	if d.VisibilityTimeout != 30*time.Second || d.Heartbeat != 10*time.Second || d.WaitTime != 20*time.Second || d.Pollers != 8 || d.AckDelay != 100*time.Millisecond {
+	if d.VisibilityTimeout != 30*time.Second || d.Heartbeat != 10*time.Second || d.WaitTime != 5*time.Second || d.Pollers != 8 || d.AckDelay != 100*time.Millisecond {
 		t.Errorf("defaults are %+v", d)
 	}
 	for field, c := range map[string]Config{
