@@ -29,6 +29,9 @@ type batch struct {
 	guarded bool
 	unparks bool // success removes parked rows
 
+	locked   []bool // by index: the parked row that the claim comes from is ours
+	reparked []bool // by index: it was parked again
+
 	sp   savepoint
 	over bool // the transaction has ended with nothing in it; see begin.duplicates
 
@@ -77,7 +80,7 @@ func newBatch(s *Store, pooled *pgxpool.Conn, g *begin) *batch {
 	return &batch{
 		store: s, pooled: pooled, conn: g.conn, tx: g.tx,
 		set: g.set, entries: g.entries, ours: g.ours, kept: make([]bool, n), results: make([][]byte, n),
-		guarded: g.guarded && !g.over, unparks: g.o.IgnoreParked, sp: sp, over: g.over, before: g.o.BeforeStatement,
+		guarded: g.guarded && !g.over, unparks: g.o.IgnoreParked, locked: g.locked, reparked: make([]bool, n), sp: sp, over: g.over, before: g.o.BeforeStatement,
 	}
 }
 

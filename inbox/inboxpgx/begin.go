@@ -70,6 +70,9 @@ type begin struct {
 	parked  map[int]parkedRow // by index; found, not attached yet
 	guarded bool
 	over    bool // nothing is claimed and the transaction has ended
+
+	locked []bool                 // by index: the parked row that the claim comes from is locked; nil when none comes from there
+	lanes  map[laneKey]*laneState // what is in the way of lanes
 }
 
 type parkedRow struct {
@@ -78,7 +81,7 @@ type parkedRow struct {
 }
 
 func (r parkedRow) outcome() inbox.Outcome {
-	if r.state == inbox.ParkedDead {
+	if r.state == inbox.ParkedDead || r.state == inbox.ParkedDiscarded {
 		return inbox.Dead
 	}
 	return inbox.WasParked
@@ -130,16 +133,20 @@ func (g *begin) run(ctx context.Context) error {
 	g.ours = make([]bool, len(g.set.claims))
 	g.parked = map[int]parkedRow{}
 	g.guarded = len(g.set.claims) > 1
+	g.lanes = nil
+	if len(g.set.fed) > 0 {
+		g.locked = make([]bool, len(g.set.claims))
+	}
 	if err := g.first(ctx); err != nil {
 		return err
 	}
 	var open []int
 	for i := range g.entries {
-		if !g.entries[i].Claimed() {
+		if !g.entries[i].Claimed() && !g.entries[i].Gone {
 			open = append(open, i)
 		}
 	}
-	if len(open) > 0 && len(open) == len(g.entries) && len(g.parked) == 0 && !g.thorough {
+	if len(open) > 0 && len(open) == len(g.entries) && len(g.parked) == 0 && len(g.set.fed) == 0 && !g.thorough {
 		return g.duplicates(ctx, open)
 	}
 	for round := 0; len(open) > 0 || len(g.parked) > 0; round++ {
@@ -151,6 +158,7 @@ func (g *begin) run(ctx context.Context) error {
 			return err
 		}
 	}
+	g.hold()
 	return nil
 }
 
@@ -171,7 +179,7 @@ func (g *begin) first(ctx context.Context) error {
 	if g.guarded {
 		q.Queue(g.store.sql.guard)
 	}
-	frozen := g.queueClaims(q, g.set.order)
+	sent := g.queueClaims(q, g.set.order, g.set.fed)
 	q.Queue(g.store.sql.unbound)
 	q.Queue(sqlSavepoint)
 	r := newReader(g.conn.SendBatch(ctx, q))
@@ -184,40 +192,60 @@ func (g *begin) first(ctx context.Context) error {
 	if g.guarded {
 		r.exec()
 	}
-	g.readClaims(r, g.set.order, frozen)
+	g.readClaims(r, sent)
 	r.exec()
 	r.exec()
 	if err := r.close(); err != nil {
 		return err
 	}
-	if keeps := level == "repeatable read" || level == "serializable"; keeps && !frozen && !g.o.IgnoreParked {
+	keeps := level == "repeatable read" || level == "serializable"
+	if keeps && !sent.frozen && !g.o.IgnoreParked && len(g.set.claims) > 0 {
 		g.store.frozen.Store(true)
 		return errFrozen
 	}
 	return nil
 }
 
-// queueClaims queues the claim of some keys and the look for their parked rows.
-// It returns whether parked rows that the snapshot cannot see are looked for.
-func (g *begin) queueClaims(q *pgx.Batch, of []int) (frozen bool) {
+// sentClaims are claims whose answers are still to be read.
+type sentClaims struct {
+	of     []int
+	frozen bool      // with probes for parked rows that the snapshot cannot see
+	fed    []int     // of these the parked rows are locked
+	lanes  []laneKey // these are looked at
+}
+
+// queueClaims queues the claim of some keys, then, if there are such, the locks of
+// the parked rows that they come from, then the look for their parked rows and at
+// their lanes. The order is that in which all others lock: first keys, then rows.
+func (g *begin) queueClaims(q *pgx.Batch, of, fed []int) sentClaims {
+	sent := sentClaims{of: of, fed: fed}
 	if len(of) == 0 {
-		return false
+		return sent
 	}
-	frozen = g.store.frozen.Load() && !g.o.IgnoreParked
+	sent.frozen = g.store.frozen.Load() && !g.o.IgnoreParked
 	args := g.set.claimArgs(of)
-	if frozen {
+	if sent.frozen {
 		q.Queue(g.store.sql.claimFrozen, args...)
 		q.Queue(g.store.sql.unprobe, args[:3]...)
 	} else {
 		q.Queue(g.store.sql.claim, args...)
 	}
-	if !g.o.IgnoreParked {
+	if len(fed) > 0 {
+		ids, tokens := g.set.leases()
+		q.Queue(g.store.sql.lockFed, ids, tokens)
+	}
+	sent.lanes = g.lanesOf(of)
+	switch {
+	case len(sent.lanes) > 0:
+		q.Queue(g.store.sql.lookLanes, append(args[:4:4], g.laneArgs(sent.lanes)...)...)
+	case !g.o.IgnoreParked:
 		q.Queue(g.store.sql.look, args[:4]...)
 	}
-	return frozen
+	return sent
 }
 
-func (g *begin) readClaims(r *reader, of []int, frozen bool) {
+func (g *begin) readClaims(r *reader, sent sentClaims) {
+	of := sent.of
 	if len(of) == 0 {
 		return
 	}
@@ -227,15 +255,24 @@ func (g *begin) readClaims(r *reader, of []int, frozen bool) {
 			g.entries[i], g.ours[i] = inbox.Entry{Outcome: inbox.FirstAttempt}, true
 		}
 	}, &k.tenant, &k.consumer, &k.key)
-	if frozen {
+	if sent.frozen {
 		r.exec()
 	}
-	if g.o.IgnoreParked {
-		return
-	}
+	g.readLocks(r, sent.fed)
 	var n int
 	var p parkedRow
-	r.rows(func() { g.parked[of[n-1]] = p }, &n, &p.id, &p.state)
+	found := func() {
+		i := of[n-1]
+		if !g.o.IgnoreParked && !g.entries[i].Gone && p.id != g.set.claims[i].Parked.ID {
+			g.parked[i] = p
+		}
+	}
+	switch {
+	case len(sent.lanes) > 0:
+		g.readLanes(r, sent.lanes, found, &n, &p)
+	case !g.o.IgnoreParked:
+		r.rows(found, &n, &p.id, &p.state)
+	}
 }
 
 // duplicates reads the rows of a batch in which nothing was claimed and ends the
@@ -359,19 +396,19 @@ func (g *begin) claimAgain(ctx context.Context, again, expired []int, conflicts 
 	for _, i := range again {
 		delete(g.parked, i) // To be looked for again.
 	}
-	var frozen bool
+	var sent sentClaims
 	err := g.send(ctx, func(q *pgx.Batch) {
 		g.queueAttach(q, conflicts)
 		if len(expired) > 0 {
 			q.Queue(g.store.sql.forget, g.set.keyArgs(expired)...)
 		}
-		frozen = g.queueClaims(q, again)
+		sent = g.queueClaims(q, again, nil)
 	}, func(r *reader) {
 		g.readAttach(r, conflicts)
 		if len(expired) > 0 {
 			r.exec()
 		}
-		g.readClaims(r, again, frozen)
+		g.readClaims(r, sent)
 	})
 	if err != nil {
 		return nil, err

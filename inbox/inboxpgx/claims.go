@@ -32,6 +32,7 @@ type claimSet struct {
 	keys   []storedKey
 	order  []int // indexes of claims, by key
 	index  map[storedKey]int
+	fed    []int // indexes of claims that come from the parked table
 }
 
 func newClaimSet(claims []inbox.Claim) (*claimSet, error) {
@@ -43,7 +44,16 @@ func newClaimSet(claims []inbox.Claim) (*claimSet, error) {
 	}
 	for i := range claims {
 		k := toStored(claims[i].Key)
+		if claims[i].Parked.ID != 0 {
+			// The key may be that of the parked row, in its stored form.
+			k.key = column.Stored(claims[i].MessageKey)
+			set.fed = append(set.fed, i)
+		}
 		if first, twice := set.index[k]; twice {
+			if claims[i].Parked.ID != 0 || claims[first].Parked.ID != 0 {
+				// A message and its duplicate, which has its long key in another form.
+				return nil, fmt.Errorf("%w: claims %d and %d are of the same message", inbox.ErrInFlight, first, i)
+			}
 			return nil, fmt.Errorf("claims %d and %d have the same key: the keys of a batch must be distinct", first, i)
 		}
 		set.keys[i], set.order[i], set.index[k] = k, i, i

@@ -42,24 +42,48 @@ func (b *batch) park(ctx context.Context, i int, p inbox.Parked) error {
 		// Outside of any run's savepoint, or a later failure would take it along.
 		q.Queue(sqlRelease)
 	}
-	q.Queue(b.store.sql.park, parkArgs(&p)...)
-	if err := b.conn.SendBatch(ctx, q).Close(); err != nil {
+	if p.Lease.ID != 0 {
+		q.Queue(b.store.sql.parkFed, parkFedArgs(&p)...)
+	} else {
+		q.Queue(b.store.sql.park, parkArgs(&p)...)
+	}
+	r := newReader(b.conn.SendBatch(ctx, q))
+	for range q.Len() - 1 {
+		r.exec()
+	}
+	tag := r.exec()
+	if err := r.close(); err != nil {
 		return savepointError(marked(b.conn, err))
 	}
 	b.sp, b.over = spNone, false
 	if i >= 0 {
 		b.keep(i, false, nil)
 	}
+	switch {
+	case p.Lease.ID == 0:
+	case tag.RowsAffected() == 0:
+		return fmt.Errorf("the lease of parked row %d is over: %w", p.Lease.ID, inbox.ErrNotFound)
+	case i >= 0:
+		b.reparked[i] = true
+	}
 	return nil
+}
+
+// parkFedArgs are the parameters of parkFed.
+func parkFedArgs(p *inbox.Parked) []any {
+	return []any{
+		p.Lease.ID, p.Lease.Token, string(p.State), string(p.Reason), column.Text(p.Error, maxError), column.Text(p.Failure, maxText),
+		toInt32(p.Attempts), column.Text(p.Worker, maxText), max(p.After, 0).Microseconds(),
+	}
 }
 
 func parkArgs(p *inbox.Parked) []any {
 	m := p.Message
 	return []any{
-		p.Tenant, p.Consumer, column.Key(p.MessageKey), orEmpty(p.Fingerprint), []byte(p.Lane), string(p.State), string(p.Reason),
-		column.Text(p.Error, maxError), toInt32(p.Attempts),
+		p.Tenant, p.Consumer, column.Key(p.MessageKey), orEmpty(p.Fingerprint), column.Lane(p.Lane), string(p.State), string(p.Reason),
+		column.Text(p.Error, maxError), column.Text(p.Failure, maxText), toInt32(p.Attempts),
 		column.Text(m.ID, maxText), column.Text(m.Source, maxText), toPosition(m.Position), m.Key, column.EncodeHeaders(m.Headers), m.Body,
-		toTime(m.Time), toTime(p.EventTime), column.Text(p.Worker, maxText),
+		toTime(m.Time), toTime(p.EventTime), column.Text(p.Worker, maxText), max(p.After, 0).Microseconds(),
 	}
 }
 
@@ -119,7 +143,11 @@ func (b *batch) commit(ctx context.Context) error {
 func (b *batch) queueEnd(q *pgx.Batch) {
 	var dropped, stored, unparked []int
 	var values [][]byte
+	var fed []int64
 	for _, i := range b.set.order {
+		if b.leaves(i) {
+			fed = append(fed, b.set.claims[i].Parked.ID)
+		}
 		switch {
 		case b.kept[i]:
 			if b.results[i] != nil {
@@ -145,12 +173,24 @@ func (b *batch) queueEnd(q *pgx.Batch) {
 	if len(unparked) > 0 {
 		q.Queue(b.store.sql.unpark, b.set.fingerprintArgs(unparked)...)
 	}
+	if len(fed) > 0 {
+		q.Queue(b.store.sql.unparkFed, fed)
+	}
 	if b.sealed {
 		q.Queue("select " + durable) // A handler may have changed that, too.
 	}
 	if b.guarded {
 		q.Queue(b.store.sql.unguard)
 	}
+}
+
+// leaves tells whether entry i leaves the parked table at Commit. Its row is locked.
+func (b *batch) leaves(i int) bool {
+	if b.locked == nil || !b.locked[i] || b.reparked[i] {
+		return false
+	}
+	outcome := b.entries[i].Outcome
+	return b.kept[i] || outcome == inbox.Replay || outcome == inbox.Conflict
 }
 
 // notCommitted tells that COMMIT did not happen for certain: the server said so

@@ -55,17 +55,15 @@ func (s *Store) Find(ctx context.Context, messageKey string) ([]inbox.Record, er
 	return found, nil
 }
 
-// ListParked implements inbox.Inspector. A key of more than 512 bytes is given
-// as it is stored, shortened with a hash; the filter finds it by its own text.
+// ListParked implements inbox.Inspector. A key or lane of more than 512 bytes is
+// given as it is stored, shortened with a hash; the filter finds a key by its own
+// text and by that. A filter by Error reads all the rows that the others leave.
 func (s *Store) ListParked(ctx context.Context, f inbox.ParkedFilter) ([]inbox.ParkedRecord, error) {
 	if f.Limit <= 0 {
 		f.Limit = parkedPage
 	}
-	key := f.MessageKey
-	if key != "" {
-		key = column.Key(key)
-	}
-	rows, err := s.pool.Query(ctx, s.sql.listParked, f.After, f.Consumer, f.Tenant, key, string(f.State), string(f.Reason), int64(f.Limit))
+	args := append(filterArgs(&f), f.After, int64(f.Limit))
+	rows, err := s.pool.Query(ctx, s.sql.listParked, args...)
 	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: list parked: %w", notFound(err))
 	}
@@ -85,39 +83,66 @@ func (s *Store) ListParked(ctx context.Context, f inbox.ParkedFilter) ([]inbox.P
 // GetParked implements inbox.Inspector.
 func (s *Store) GetParked(ctx context.Context, id int64) (*inbox.ParkedRecord, error) {
 	r := new(parkedScan)
-	var headers []byte
-	dest := append(r.dest(), &r.message.Key, &headers, &r.message.Body)
-	if err := s.pool.QueryRow(ctx, s.sql.getParked, id).Scan(dest...); err != nil {
+	if err := s.pool.QueryRow(ctx, s.sql.getParked, id).Scan(r.whole()...); err != nil {
 		return nil, fmt.Errorf("inboxpgx: get parked row %d: %w", id, notFound(err))
 	}
-	var err error
-	if r.message.Headers, err = column.DecodeHeaders(headers); err != nil {
+	record, err := r.doneWhole()
+	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: get parked row %d: %w", id, err)
 	}
-	return r.done(), nil
+	return record, nil
+}
+
+// filterArgs are the parameters of parkedFilter.
+func filterArgs(f *inbox.ParkedFilter) []any {
+	var keys []string
+	if f.MessageKey != "" {
+		keys = column.Forms(f.MessageKey)
+	}
+	return []any{
+		f.Consumer, f.Tenant, keys, string(f.State), string(f.Reason), f.Failure, column.Text(f.Error, maxError),
+		toTime(f.Since), toTime(f.Before),
+	}
 }
 
 // parkedScan reads one row of parkedColumns.
 type parkedScan struct {
-	record                 inbox.ParkedRecord
-	message                broker.Message
-	lane                   []byte
-	position               *int64
-	messageTime, eventTime *time.Time
+	record                           inbox.ParkedRecord
+	message                          broker.Message
+	lane, headers                    []byte
+	position                         *int64
+	messageTime, eventTime           *time.Time
+	nextAttempt, leasedUntil, diedAt *time.Time
 }
 
 func (r *parkedScan) dest() []any {
 	x, m := &r.record, &r.message
 	return []any{
-		&x.ID, &x.Tenant, &x.Consumer, &x.MessageKey, &x.Fingerprint, &r.lane, &x.State, &x.Reason, &x.Error, &x.Attempts,
-		&x.Duplicates, &m.ID, &m.Source, &r.position, &r.messageTime, &r.eventTime, &x.Worker, &x.ParkedAt, &x.UpdatedAt,
+		&x.ID, &x.Tenant, &x.Consumer, &x.MessageKey, &x.Fingerprint, &r.lane, &x.State, &x.Reason, &x.Error, &x.Failure,
+		&x.Attempts, &x.Duplicates, &m.ID, &m.Source, &r.position, &r.messageTime, &r.eventTime, &x.Worker,
+		&r.nextAttempt, &r.leasedUntil, &r.diedAt, &x.ParkedAt, &x.UpdatedAt,
 	}
+}
+
+// whole is dest with the message's content.
+func (r *parkedScan) whole() []any {
+	return append(r.dest(), &r.message.Key, &r.headers, &r.message.Body)
+}
+
+// doneWhole is done after whole.
+func (r *parkedScan) doneWhole() (*inbox.ParkedRecord, error) {
+	var err error
+	if r.message.Headers, err = column.DecodeHeaders(r.headers); err != nil {
+		return nil, err
+	}
+	return r.done(), nil
 }
 
 func (r *parkedScan) done() *inbox.ParkedRecord {
 	x, m := r.record, r.message
 	m.Position, m.Time = fromPosition(r.position), fromTime(r.messageTime)
 	x.Message, x.Lane, x.EventTime = &m, string(r.lane), fromTime(r.eventTime)
+	x.NextAttempt, x.LeasedUntil, x.Died = fromTime(r.nextAttempt), fromTime(r.leasedUntil), fromTime(r.diedAt)
 	x.ParkedAt, x.UpdatedAt = x.ParkedAt.UTC(), x.UpdatedAt.UTC()
 	return &x
 }

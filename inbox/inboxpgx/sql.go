@@ -31,6 +31,13 @@ type statements struct {
 	drop, saveResults  string
 	unpark, park       string
 
+	lookLanes, lockFed          string
+	unparkFed, parkFed          string
+	leasable, leasableUnordered string
+	lease, release, purgeDead   string
+	retryParked, discardParked  string
+	groupParked                 string
+
 	version, register, definition string
 	lookup, find, saveResult      string
 	listParked, getParked         string
@@ -73,9 +80,6 @@ returning tenant, consumer, message_key`
 // probeReason marks the rows that claimFrozen inserts to meet parked rows that
 // its snapshot cannot see; they are deleted before anybody can see them.
 const probeReason = "probe"
-
-const parkedColumns = `p.id, p.tenant, p.consumer, p.message_key, p.fingerprint, p.lane, p.state, p.reason, p.error, p.attempts,
-  p.duplicates, p.message_id, p.source, p.position, p.message_time, p.event_time, p.worker, p.parked_at, p.updated_at`
 
 // newStatements returns the texts for tables in schema, or for those that
 // search_path finds.
@@ -126,12 +130,6 @@ from ` + keys + ` join {inbox} i on i.tenant = t.tenant and i.consumer = t.consu
 delete from {inbox} x using l t where ` + sameKey,
 		drop:        `delete from {inbox} x using ` + keys + ` where ` + sameKey,
 		saveResults: `update {inbox} x set result = t.value from ` + keysAndBytes + ` where ` + sameKey,
-		unpark:      `delete from {inbox_parked} x using ` + keysAndBytes + ` where ` + sameKey + ` and x.fingerprint = coalesce(t.value, '')`,
-		park: `insert into {inbox_parked} (tenant, consumer, message_key, fingerprint, lane, state, reason, error, attempts,
-  message_id, source, position, broker_key, headers, body, message_time, event_time, worker)
-values ($1::text, $2::text, $3::text, $4::bytea, $5::bytea, $6::text, $7::text, $8::text, $9::integer,
-  $10::text, $11::text, $12::bigint, $13::bytea, $14::bytea, $15::bytea, $16::timestamptz, $17::timestamptz, $18::text)
-on conflict (tenant, consumer, message_key, fingerprint) do nothing`,
 
 		version: `select version from {inbox_schema}`,
 		register: `insert into {inbox_consumers} as c (consumer, key_definition, retention_us) values ($1::text, $2::text, $3::bigint)
@@ -145,16 +143,13 @@ where i.tenant = $1::text and i.consumer = $2::text and i.message_key = $3::text
 		find: `select ` + recordColumns + ` from {inbox} i where i.message_key = $1::text order by i.consumer, i.tenant`,
 		saveResult: `update {inbox} set result = $4::bytea
 where tenant = $1::text and consumer = $2::text and message_key = $3::text`,
-		listParked: `select ` + parkedColumns + ` from {inbox_parked} p
-where p.id > $1::bigint and ($2::text = '' or p.consumer = $2::text) and ($3::text = '' or p.tenant = $3::text)
-  and ($4::text = '' or p.message_key = $4::text) and ($5::text = '' or p.state = $5::text) and ($6::text = '' or p.reason = $6::text)
-order by p.id limit $7::bigint`,
-		getParked: `select ` + parkedColumns + `, p.broker_key, p.headers, p.body from {inbox_parked} p where p.id = $1::bigint`,
 	}
+	addParking(&s)
 	for _, text := range []*string{
 		&s.guard, &s.unguard, &s.claim, &s.claimFrozen, &s.unprobe, &s.look, &s.attach, &s.stored, &s.forget, &s.drop,
 		&s.saveResults, &s.unpark, &s.park, &s.version, &s.register, &s.definition, &s.lookup, &s.find, &s.saveResult,
-		&s.listParked, &s.getParked,
+		&s.listParked, &s.getParked, &s.lookLanes, &s.lockFed, &s.unparkFed, &s.parkFed, &s.leasable, &s.leasableUnordered,
+		&s.lease, &s.release, &s.purgeDead, &s.retryParked, &s.discardParked, &s.groupParked,
 	} {
 		*text = fill(*text)
 	}

@@ -30,12 +30,16 @@ type Store struct {
 	// frozen is set when transactions keep one snapshot (REPEATABLE READ and
 	// SERIALIZABLE): a parked row can then be there and not be seen.
 	frozen atomic.Bool
+
+	turns turns // of those who lease
 }
 
 var (
 	_ inbox.Store[pgx.Tx] = (*Store)(nil)
 	_ inbox.PoolSizer     = (*Store)(nil)
 	_ inbox.Inspector     = (*Store)(nil)
+	_ inbox.Parker        = (*Store)(nil)
+	_ inbox.Undertaker    = (*Store)(nil)
 	_ inbox.Batch[pgx.Tx] = (*batch)(nil)
 )
 

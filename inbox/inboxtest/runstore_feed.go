@@ -394,6 +394,7 @@ func leaseLimit[Tx any](s *storeSuite[Tx]) {
 			}
 			seen[row.MessageKey] = true
 		}
+		s.finishFed(got.Rows...)
 		if left := 9 - len(seen); left > 0 && got.Next != 0 {
 			s.Errorf("%d rows are left out and the next is due in %v, want 0", left, got.Next)
 		} else if left == 0 && got.Next >= 0 {

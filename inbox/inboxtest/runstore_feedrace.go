@@ -24,6 +24,22 @@ func feedRaceRules[Tx any]() []storeRule[Tx] {
 	}
 }
 
+// commitOr commits a batch. Where a serialization failure is in the way, as
+// transactions that read what others write may have it, the work is done again.
+func (s *storeSuite[Tx]) commitOr(b inbox.Batch[Tx], again func() inbox.Batch[Tx]) {
+	s.Helper()
+	for {
+		err := b.Commit(s.ctx)
+		switch {
+		case err == nil:
+			return
+		case s.Store.Classify(err) != inbox.ClassContention || s.ctx.Err() != nil:
+			s.Fatalf("Commit: %v", err)
+		}
+		b = again()
+	}
+}
+
 // 79. A duplicate that comes while its message is fed waits for how that ends: done,
 // it is a Replay; failed and parked again, given up or rolled back, it WasParked.
 //
@@ -45,20 +61,23 @@ func duplicateOfFed[Tx any](s *storeSuite[Tx]) {
 				s.Fatal(err)
 			}
 		}
-		duplicate := s.beginAsync(keeping(), inLane("new of "+r.MessageKey, ""), inLane(r.MessageKey, r.Lane))
+		cs := []inbox.Claim{inLane("new of "+r.MessageKey, ""), inLane(r.MessageKey, r.Lane)}
+		duplicate := s.beginAsync(keeping(), cs...)
 		s.waiting(1)
 		if i == 3 {
 			b.Abort()
 		} else {
 			s.commit(b)
 		}
-		got := s.await(duplicate)
-		s.wantFree(got, 0)
-		s.want(got, 1, want)
-		if e := got.Entries()[1]; e.Held {
-			s.Errorf("%s: an entry with the outcome %q is held", r.MessageKey, e.Outcome)
+		check := func(b inbox.Batch[Tx]) inbox.Batch[Tx] {
+			s.wantFree(b, 0)
+			s.want(b, 1, want)
+			if e := b.Entries()[1]; e.Held {
+				s.Errorf("%s: an entry with the outcome %q is held", r.MessageKey, e.Outcome)
+			}
+			return b
 		}
-		s.commit(got)
+		s.commitOr(check(s.await(duplicate)), func() inbox.Batch[Tx] { return check(s.beginWith(keeping(), cs...)) })
 		s.wantRow(claim(r.MessageKey).Key, i == 0)
 	}
 	s.wantParked(3)
@@ -96,16 +115,19 @@ func twinAndLane[Tx any](s *storeSuite[Tx]) {
 		if err := b.Park(s.ctx, 0, p); err != nil {
 			s.Fatal(err)
 		}
-		twin := s.beginAsync(keeping(), inLane(k1, lane), inLane(k2, lane))
+		cs := []inbox.Claim{inLane(k1, lane), inLane(k2, lane)}
+		twin := s.beginAsync(keeping(), cs...)
 		s.waiting(1)
 		s.commit(b)
-		got := s.await(twin)
-		s.want(got, 0, inbox.WasParked)
-		s.wantHeld(got, 1, false)
-		if err := got.Park(s.ctx, 1, waits(k2, lane)); err != nil {
-			s.Fatal(err)
+		queue := func(b inbox.Batch[Tx]) inbox.Batch[Tx] {
+			s.want(b, 0, inbox.WasParked)
+			s.wantHeld(b, 1, false)
+			if err := b.Park(s.ctx, 1, waits(k2, lane)); err != nil {
+				s.Fatal(err)
+			}
+			return b
 		}
-		s.commit(got)
+		s.commitOr(queue(s.await(twin)), func() inbox.Batch[Tx] { return queue(s.beginWith(keeping(), cs...)) })
 		s.wantEffects(k1, 0)
 		s.wantRow(claim(k2).Key, false)
 	}
@@ -123,11 +145,15 @@ func liveWhileFreed[Tx any](s *storeSuite[Tx]) {
 		k1, k2 := lane+"1", lane+"2"
 		s.fill(retry(k1, lane, 0))
 		r := s.lease(k1)[0]
-		b := s.feed(r)
-		s.work(b, 0, k1, nil)
+		run := func() inbox.Batch[Tx] {
+			b := s.feed(r)
+			s.work(b, 0, k1, nil)
+			return b
+		}
+		b := run()
 		end := func() {
 			if done {
-				s.commit(b)
+				s.commitOr(b, run)
 			} else {
 				b.Abort()
 			}
@@ -144,11 +170,14 @@ func liveWhileFreed[Tx any](s *storeSuite[Tx]) {
 			s.lease()
 			continue
 		}
-		s.wantHeld(got, 0, false)
-		if err := got.Park(s.ctx, 0, waits(k2, lane)); err != nil {
-			s.Fatal(err)
+		queue := func(b inbox.Batch[Tx]) inbox.Batch[Tx] {
+			s.wantHeld(b, 0, false)
+			if err := b.Park(s.ctx, 0, waits(k2, lane)); err != nil {
+				s.Fatal(err)
+			}
+			return b
 		}
-		s.commit(got)
+		s.commitOr(queue(got), func() inbox.Batch[Tx] { return queue(s.beginWith(keeping(), inLane(k2, lane))) })
 		if !s.h.OneWriter {
 			s.lease() // The one before it is leased.
 			end()
@@ -185,17 +214,19 @@ func fedAndRequested[Tx any](s *storeSuite[Tx]) {
 	s.commit(b)
 	got := s.await(requested)
 	s.want(got, 0, inbox.Replay)
-	s.commit(got)
+	got.Abort()
 	b = s.beginWith(ignore, claim("k2"))
 	s.work(b, 0, "k2", nil)
 	second := s.beginAsync(keeping(), fed(rows[1]), claim("k3"))
 	s.waiting(1)
 	s.commit(b)
-	got = s.await(second)
-	s.wantGone(got, 0)
-	s.wantFree(got, 1)
-	s.work(got, 1, "k3", nil)
-	s.commit(got)
+	check := func(b inbox.Batch[Tx]) inbox.Batch[Tx] {
+		s.wantGone(b, 0)
+		s.wantFree(b, 1)
+		s.work(b, 1, "k3", nil)
+		return b
+	}
+	s.commitOr(check(s.await(second)), func() inbox.Batch[Tx] { return check(s.beginWith(keeping(), fed(rows[1]), claim("k3"))) })
 	s.wantParked(0)
 	for _, k := range []string{"k1", "k2", "k3"} {
 		s.wantEffects(k, 1)

@@ -39,6 +39,35 @@ func Key(key string) string {
 	return key[:cut] + mark + hex.EncodeToString(sum[:])
 }
 
+// Stored returns the stored form of a message key that may have been read from a
+// table: one that is not too long is a stored form.
+func Stored(key string) string {
+	if len(key) <= maxKey {
+		return key
+	}
+	return Key(key)
+}
+
+// Forms returns the stored forms under which a text that a person has may be
+// found, the likelier first: a key, or what a table shows for a long one.
+func Forms(text string) []string {
+	key := Key(text)
+	if len(text) <= maxKey && key != text {
+		return []string{key, text}
+	}
+	return []string{key}
+}
+
+// Lane returns the stored form of a lane: up to 512 bytes as it is, else a prefix
+// and its SHA-256. A stored form is its own.
+func Lane(lane string) []byte {
+	if len(lane) <= maxKey {
+		return []byte(lane)
+	}
+	sum := sha256.Sum256([]byte(lane))
+	return []byte(lane[:prefix] + mark + hex.EncodeToString(sum[:]))
+}
+
 // mark stands between the prefix and the hash.
 const mark = "…sha256:"
 

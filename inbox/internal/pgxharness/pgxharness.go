@@ -34,6 +34,7 @@ func Harness(at Place) inboxtest.StoreHarness[pgx.Tx] {
 		AbortsOnError:  true,
 		NamesStatement: true,
 		DeadTx:         true,
+		Parking:        true,
 	}
 }
 
