@@ -19,8 +19,10 @@ type batch struct {
 	claims       []claim // in the order of their keys
 	entries      []inbox.Entry
 	ignoreParked bool
+	order        inbox.Order
 
 	done    []bool   // by entry: its work is to be kept
+	again   []bool   // by entry: its message was parked
 	results [][]byte // by entry
 	run     *run     // the one that was started; nil between runs
 	broken  error    // why nothing can be committed any more
@@ -37,11 +39,12 @@ var (
 // settings back; a run that was kept leaves them for the next one.
 func (b *batch) Sealed() bool { return b.sealed }
 
-func newBatch(store *Store, s *session, cs []claim, ignoreParked bool) *batch {
+func newBatch(store *Store, s *session, cs []claim, o inbox.BeginOptions) *batch {
 	return &batch{
-		store: store, s: s, claims: cs, ignoreParked: ignoreParked,
+		store: store, s: s, claims: cs, ignoreParked: o.IgnoreParked, order: o.Order,
 		entries: make([]inbox.Entry, len(cs)),
 		done:    make([]bool, len(cs)),
+		again:   make([]bool, len(cs)),
 		results: make([][]byte, len(cs)),
 	}
 }
@@ -191,7 +194,8 @@ func (b *batch) Park(ctx context.Context, i int, p inbox.Parked) error {
 	if err == nil {
 		ctx, cancel := b.store.bound(ctx, 0)
 		defer cancel()
-		if err = park(ctx, b.s.own, b.store.d, p); err != nil {
+		err = park(ctx, b.s.own, b.store.d, p)
+		if err != nil && !errors.Is(err, inbox.ErrNotFound) {
 			err = b.fail(b.store.timedOut(ctx, err))
 		}
 	}
@@ -199,7 +203,7 @@ func (b *batch) Park(ctx context.Context, i int, p inbox.Parked) error {
 		return fmt.Errorf("inboxsql: park: %w", err)
 	}
 	if i >= 0 {
-		b.done[i] = false
+		b.done[i], b.again[i] = false, true
 	}
 	return nil
 }
@@ -237,14 +241,21 @@ func (b *batch) commit(ctx context.Context) error {
 
 // settle writes what the entries have come to.
 func (b *batch) settle(ctx context.Context) error {
-	var undone, parked, saved []claim
+	var undone, parked, fed, saved []claim
 	var results [][]byte
 	for _, c := range b.claims {
-		switch {
-		case !b.entries[c.entry].Claimed():
+		isLeased := c.Parked.ID != 0
+		switch e := b.entries[c.entry]; {
+		case !e.Claimed():
+			if handled := e.Outcome == inbox.Replay || e.Outcome == inbox.Conflict; handled && isLeased && !b.again[c.entry] {
+				fed = append(fed, c)
+			}
 		case !b.done[c.entry]:
 			undone = append(undone, c)
 		default:
+			if isLeased {
+				fed = append(fed, c)
+			}
 			if b.ignoreParked {
 				parked = append(parked, c)
 			}
@@ -258,6 +269,9 @@ func (b *batch) settle(ctx context.Context) error {
 		return err
 	}
 	if err := d.save(ctx, q, saved, results); err != nil {
+		return err
+	}
+	if err := d.unlease(ctx, q, fed); err != nil {
 		return err
 	}
 	return d.unpark(ctx, q, parked)

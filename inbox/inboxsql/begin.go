@@ -49,7 +49,7 @@ func (s *Store) begin(ctx context.Context, cs []claim, o inbox.BeginOptions, dea
 		return nil, err
 	}
 	session.before = o.BeforeStatement
-	b := newBatch(s, session, cs, o.IgnoreParked)
+	b := newBatch(s, session, cs, o)
 	o.LockTimeout = max(time.Until(deadline), time.Millisecond)
 	if err = s.d.open(ctx, session, o); err == nil {
 		err = b.claimAll(ctx, deadline)
@@ -110,7 +110,7 @@ func (b *batch) claimAll(ctx context.Context, deadline time.Time) error {
 			return err
 		}
 	}
-	return b.lookForParked(ctx)
+	return b.look(ctx)
 }
 
 // claimRound tries to take keys once and returns those that have to be tried
@@ -172,47 +172,6 @@ func entryOf(c *claim, r *inbox.Record) inbox.Entry {
 		outcome = inbox.Conflict
 	}
 	return inbox.Entry{Outcome: outcome, Stored: r}
-}
-
-// lookForParked reports messages that are in the parked table, counts this
-// delivery there, and gives up their claims. It comes after the claims, so that
-// nobody can park the message of a claimed key any more.
-func (b *batch) lookForParked(ctx context.Context) error {
-	var cs []claim
-	if !b.ignoreParked {
-		for _, c := range b.claims {
-			if o := b.entries[c.entry].Outcome; o == inbox.FirstAttempt || o == inbox.Conflict {
-				cs = append(cs, c)
-			}
-		}
-	}
-	d, q := b.store.d, b.s.own
-	if len(cs) == 0 {
-		return d.opened(ctx, q)
-	}
-	states, err := d.parked(ctx, q, cs)
-	if err != nil {
-		return err
-	}
-	var giveUp []claim
-	for i, c := range cs {
-		if states[i].id == 0 {
-			continue
-		}
-		if _, err := q.ExecContext(ctx, d.sql(`update @inbox_parked set duplicates = duplicates + 1, updated_at = {now} where id = $1`),
-			states[i].id); err != nil {
-			return err
-		}
-		if b.entries[c.entry].Claimed() {
-			giveUp = append(giveUp, c)
-		}
-		outcome := inbox.WasParked
-		if states[i].state == inbox.ParkedDead {
-			outcome = inbox.Dead
-		}
-		b.entries[c.entry] = inbox.Entry{Outcome: outcome}
-	}
-	return d.drop(ctx, q, giveUp)
 }
 
 // Claim takes a key inside a transaction that the caller owns, see inbox.Store.

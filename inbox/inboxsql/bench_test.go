@@ -106,3 +106,56 @@ func byHand(ctx context.Context, db *sql.DB, keys []string) error {
 	}
 	return tx.Commit()
 }
+
+// BenchmarkLease measures polls for parked messages with 100,000 rows in 1,000
+// lanes: while the first of each lane has its time to come, and while all of them
+// are due (100 are leased and given back).
+func BenchmarkLease(b *testing.B) {
+	const waiting = `insert into inbox_parked (consumer, message_key, lane, state, reason, body, next_attempt_at, parked_at, updated_at)
+		select 'billing', 'k' || i, %s, case when i < 1000 then 'retry' else 'waiting' end, 'bench', %s, case when i < 1000 then %s end, %s, %s
+		from %s`
+	b.Run("SQLite", func(b *testing.B) {
+		db, _ := newSQLite(b)
+		const now = "unixepoch() * 1000000"
+		benchmarkLease(b, db, "with recursive n (i) as (select 0 union all select i + 1 from n where i < 99999) "+
+			fmt.Sprintf(waiting, "cast('lane' || (i % 1000) as blob)", "zeroblob(500)", now+" + 3600000000", now, now, "n"), now)
+	})
+	b.Run("PostgreSQL", func(b *testing.B) {
+		db := openPostgres(b, postgresURL(b), "", pgx.QueryExecModeCacheStatement).DB
+		benchmarkLease(b, db, fmt.Sprintf(waiting, "convert_to('lane' || (i % 1000), 'UTF8')", "decode(repeat('ab', 500), 'hex')",
+			"now() + interval '1 hour'", "now()", "now()", "generate_series(0, 99999) as i"), "now()")
+	})
+}
+
+func benchmarkLease(b *testing.B, db *sql.DB, fill, now string) {
+	b.Helper()
+	if _, err := db.ExecContext(b.Context(), fill); err != nil {
+		b.Fatal(err)
+	}
+	store, err := inboxsql.New(db)
+	if err != nil {
+		b.Fatal(err)
+	}
+	poll := func(b *testing.B, want int) {
+		for b.Loop() {
+			got, err := store.Lease(b.Context(), inbox.LeaseRequest{
+				Consumer: "billing", Limit: 100, For: time.Hour, Order: inbox.Order{Keep: true},
+			})
+			if err != nil || len(got.Rows) != want {
+				b.Fatalf("%d rows, %v; want %d", len(got.Rows), err, want)
+			}
+			leases := make([]inbox.Lease, len(got.Rows))
+			for i, r := range got.Rows {
+				leases[i] = r.Lease
+			}
+			if err := store.Release(b.Context(), leases); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.Run("idle", func(b *testing.B) { poll(b, 0) })
+	if _, err := db.ExecContext(b.Context(), "update inbox_parked set next_attempt_at = "+now+" where state = 'retry'"); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("due", func(b *testing.B) { poll(b, 100) })
+}

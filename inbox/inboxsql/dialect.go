@@ -27,9 +27,15 @@ const (
 // dialect is what differs between the databases. Methods that take claims get
 // them in the order of their keys, and answer in that order.
 type dialect interface {
-	// sql fills in a statement: @ before the name of a table, {now}, and
-	// arguments as $1.
+	// sql fills in a statement: @ before the name of a table, arguments as $1,
+	// and words in braces.
 	sql(query string) string
+
+	// time is the SQL of a time that argument n has in microseconds, after that of
+	// now plus argument n, and until that of the microseconds until t.
+	time(n int) string
+	after(n int) string
+	until(t string) string
 
 	// check looks for what is wrong with the database beside its tables.
 	check(ctx context.Context, q querier) error
@@ -62,9 +68,15 @@ type dialect interface {
 	// read returns the stored rows; nil for those that are not there.
 	read(ctx context.Context, q querier, cs []claim) ([]*found, error)
 
-	// parked returns the parked rows of the claims' keys and fingerprints; the
-	// zero value for none. It does what opened does in the same round trip.
-	parked(ctx context.Context, q querier, cs []claim) ([]parkedState, error)
+	// leased locks the rows that the claims come from, and tells which leases
+	// still hold.
+	leased(ctx context.Context, q querier, cs []claim) ([]bool, error)
+
+	// parked returns the parked rows of the claims' keys and fingerprints, and
+	// what is parked of their lanes; the zero value for none. It does what opened
+	// does in the same round trip. The leases in own hold nothing back that has a
+	// lease itself.
+	parked(ctx context.Context, q querier, cs []claim, own []int64, o inbox.Order) ([]parkedState, error)
 
 	// drop deletes rows.
 	drop(ctx context.Context, q querier, cs []claim) error
@@ -74,6 +86,12 @@ type dialect interface {
 
 	// unpark deletes the parked rows of the claims' keys and fingerprints.
 	unpark(ctx context.Context, q querier, cs []claim) error
+
+	// unlease deletes the rows that the claims come from.
+	unlease(ctx context.Context, q querier, cs []claim) error
+
+	// lease leases rows that are due.
+	lease(ctx context.Context, db *sql.DB, r inbox.LeaseRequest) ([]inbox.ParkedRecord, error)
 
 	// clashed tells that a transaction failed only because of another one that
 	// ran at the same time.
@@ -92,10 +110,14 @@ type found struct {
 	expired bool
 }
 
-// parkedState is what there is to know of a parked row.
+// parkedState is what the parked table has to say about a claim.
 type parkedState struct {
-	id    int64 // 0: there is none
+	id    int64 // of the row of its key and fingerprint; 0: there is none
 	state inbox.ParkedState
+
+	held    bool // an earlier message of its lane is there
+	waiting int  // what waits in the lane, for a claim that is held and has no lease
+	bytes   int64
 }
 
 // detect finds out the dialect of a pool.

@@ -47,6 +47,9 @@
 // that the handler writes: a write through the *sql.DB would wait for the
 // handler's own transaction.
 //
+// Several processes may use one file, also for their parked messages: asking for
+// messages that are due only reads as long as there are none.
+//
 // Durability needs "synchronous" FULL or EXTRA, and the guard against foreign
 // COMMITs needs "foreign_keys" on every connection. SQLiteDSN sets both, and
 // Check says when they are missing. In-memory databases are refused: every

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/ackafter/ackafter/inbox"
+	"github.com/ackafter/ackafter/inbox/internal/column"
 )
 
 // postgres is the dialect of PostgreSQL. Statements that work on many claims get
@@ -38,15 +39,28 @@ func schemaPrefix(schema string) string {
 
 // postgresRows makes rows of the JSON in $1: i is the place in it.
 const postgresRows = `json_to_recordset($1::text::json) as c(i int, t text, c text, k text, f text, m text, s text,
-	p bigint, e bigint, w text, r text, a int, x bigint, v text)`
+	p bigint, e bigint, w text, r text, a int, x bigint, v text, l text, q bigint, o bigint)`
 
 // postgresSame joins those rows with a table.
 const postgresSame = `%[1]s.tenant = c.t and %[1]s.consumer = c.c and %[1]s.message_key = c.k`
 
 func (d postgres) sql(query string) string {
-	return strings.NewReplacer("@", d.prefix, "{now}", "clock_timestamp()", "{rows}", postgresRows,
+	return strings.NewReplacer("@", d.prefix, "{now}", "clock_timestamp()", "{at}", "(select clock_timestamp())", "{rows}", postgresRows,
 		"{same i}", fmt.Sprintf(postgresSame, "i"), "{same p}", fmt.Sprintf(postgresSame, "p"),
-		"{time 16}", fmt.Sprintf(postgresTime, "$16::bigint"), "{time 17}", fmt.Sprintf(postgresTime, "$17::bigint")).Replace(query)
+		"{none}", "''::bytea", "{loose p}", "(p.lane = '')", "{laned p}", "(p.lane = '') is false", "{find}", "strpos",
+		"{ids}", "(select v::text::bigint from json_array_elements($1::text::json) as v)",
+		"{leases}", "(select (v->>0)::bigint, (v->>1)::bigint from json_array_elements($1::text::json) as v)",
+		"{for update}", " for update").Replace(query)
+}
+
+func (postgres) time(n int) string { return fmt.Sprintf(postgresTime, fmt.Sprintf("$%d::bigint", n)) }
+
+func (postgres) until(t string) string {
+	return "(extract(epoch from " + t + " - clock_timestamp()) * 1000000)::bigint"
+}
+
+func (postgres) after(n int) string {
+	return fmt.Sprintf("clock_timestamp() + $%d::bigint * interval '1 microsecond'", n)
 }
 
 func (postgres) check(context.Context, querier) error { return nil }
@@ -151,6 +165,9 @@ type claimRow struct {
 	A int     `json:"a"`
 	X any     `json:"x"`
 	V *string `json:"v"`
+	L string  `json:"l,omitempty"`
+	Q int64   `json:"q,omitempty"`
+	O int64   `json:"o,omitempty"`
 }
 
 // document is the JSON of claims, and of results when there are any.
@@ -161,7 +178,7 @@ func document(cs []claim, results [][]byte) (string, error) {
 		rows[i] = claimRow{
 			I: i, T: c.Tenant, C: c.Consumer, K: c.key, F: hexOrNull(c.Fingerprint), M: c.MessageID, S: c.Source,
 			P: positionOrNull(c.Position), E: microsOrNull(c.EventTime), W: c.Worker, R: c.TraceID, A: c.Attempt,
-			X: retention(c.Retention),
+			X: retention(c.Retention), L: hex.EncodeToString(column.Lane(c.Lane)), Q: c.Parked.ID, O: c.Parked.Token,
 		}
 		if results != nil {
 			rows[i].V = hexOrNull(results[i])
@@ -192,8 +209,9 @@ func (d postgres) run(ctx context.Context, q querier, query string, cs []claim, 
 	return err
 }
 
-// query runs a query on claims; scan is called for each row.
-func (d postgres) query(ctx context.Context, q querier, query string, cs []claim, scan func(rows *sql.Rows) error) (err error) {
+// query runs a query on claims; scan is called for each row. more are arguments
+// from $2 on.
+func (d postgres) query(ctx context.Context, q querier, query string, cs []claim, scan func(rows *sql.Rows) error, more ...any) (err error) {
 	if len(cs) == 0 {
 		return nil
 	}
@@ -201,7 +219,7 @@ func (d postgres) query(ctx context.Context, q querier, query string, cs []claim
 	if err != nil {
 		return err
 	}
-	rows, err := q.QueryContext(ctx, d.sql(query), doc)
+	rows, err := q.QueryContext(ctx, d.sql(query), append([]any{doc}, more...)...)
 	if err != nil {
 		return err
 	}
@@ -286,66 +304,12 @@ func (d postgres) read(ctx context.Context, q querier, cs []claim) ([]*found, er
 	return all, err
 }
 
-// parked needs a statement, and thus a snapshot, of its own after take: a twin
-// that waited for a claim whose message was parked instead has to see that. Only
-// at READ COMMITTED does a statement have a snapshot of its own; above that, see
-// parkedUnseen.
-func (d postgres) parked(ctx context.Context, q querier, cs []claim) ([]parkedState, error) {
-	states := make([]parkedState, len(cs))
-	var level string
-	var unbound [2]string
-	err := d.query(ctx, q, `
-		select current_setting('transaction_isolation'), `+postgresUnbound+`, c.i, coalesce(p.id, 0), coalesce(p.state, '')
-		from {rows} left join @inbox_parked as p on {same p} and p.fingerprint = coalesce(decode(c.f, 'hex'), '')`,
-		cs, func(rows *sql.Rows) error {
-			var i int
-			var p parkedState
-			if err := rows.Scan(&level, &unbound[0], &unbound[1], &i, &p.id, &p.state); err != nil {
-				return err
-			}
-			states[i] = p
-			return nil
-		})
-	if err == nil && (level == "repeatable read" || level == "serializable") {
-		err = d.parkedUnseen(ctx, q, cs, states)
-	}
-	return states, err
-}
-
-// parkedUnseen fails with a serialization failure when there is a parked row
-// that the transaction's snapshot does not show: the unique constraint looks at
-// what is there.
-func (d postgres) parkedUnseen(ctx context.Context, q querier, cs []claim, states []parkedState) error {
-	var free []claim
-	for i, p := range states {
-		if p.id == 0 {
-			free = append(free, cs[i])
-		}
-	}
-	if len(free) == 0 {
-		return nil
-	}
-	err := d.run(ctx, q, `
-		insert into @inbox_parked (tenant, consumer, message_key, fingerprint, state, reason)
-		select c.t, c.c, c.k, coalesce(decode(c.f, 'hex'), ''), 'waiting', '' from {rows} order by c.i
-		on conflict (tenant, consumer, message_key, fingerprint) do nothing`, free, nil)
-	if err != nil {
-		return err
-	}
-	return d.unpark(ctx, q, free)
-}
-
 func (d postgres) drop(ctx context.Context, q querier, cs []claim) error {
 	return d.run(ctx, q, `delete from @inbox as i using {rows} where {same i}`, cs, nil)
 }
 
 func (d postgres) save(ctx context.Context, q querier, cs []claim, results [][]byte) error {
 	return d.run(ctx, q, `update @inbox as i set result = decode(c.v, 'hex') from {rows} where {same i}`, cs, results)
-}
-
-func (d postgres) unpark(ctx context.Context, q querier, cs []claim) error {
-	return d.run(ctx, q, `delete from @inbox_parked as p using {rows}
-		where {same p} and p.fingerprint = coalesce(decode(c.f, 'hex'), '')`, cs, nil)
 }
 
 // SQLSTATEs.

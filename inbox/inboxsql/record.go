@@ -131,7 +131,8 @@ func (s *Store) lookup(ctx context.Context, key inbox.Key) (*inbox.Record, error
 }
 
 // Find returns the rows of a message key over all consumers and tenants, ordered
-// by consumer and tenant; nil when there are none. It reads the whole table.
+// by consumer and tenant; nil when there are none. A long key is found by its text
+// and by what is stored of it. It reads the whole table.
 func (s *Store) Find(ctx context.Context, messageKey string) ([]inbox.Record, error) {
 	ctx, cancel := s.bound(ctx, 0)
 	defer cancel()
@@ -146,8 +147,9 @@ func (s *Store) find(ctx context.Context, messageKey string) (all []inbox.Record
 	if validKey(inbox.Key{MessageKey: messageKey}) != nil {
 		return nil, nil
 	}
+	forms := column.Forms(messageKey)
 	rows, err := s.db.QueryContext(ctx, s.d.sql(`select `+recordColumns+`
-		from @inbox as i where message_key = $1 order by consumer, tenant`), column.Key(messageKey))
+		from @inbox as i where message_key in ($1, $2) order by consumer, tenant`), forms[0], forms[len(forms)-1])
 	if err != nil {
 		return nil, err
 	}

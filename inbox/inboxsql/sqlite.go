@@ -53,9 +53,18 @@ const (
 	savepoint = "ackafter_run"
 )
 
-var sqliteWords = strings.NewReplacer("@", "", "{now}", sqliteNow, "$", "?", "{time 16}", "?16", "{time 17}", "?17")
+var sqliteWords = strings.NewReplacer("@", "", "{now}", sqliteNow, "{at}", sqliteNow, "$", "?",
+	"{none}", "x''", "{loose p}", "(p.lane = x'') = 1", "{laned p}", "(p.lane = x'') = 0", "{find}", "instr",
+	"{ids}", "(select value from json_each(?1))", "{leases}", "(select value ->> 0, value ->> 1 from json_each(?1))",
+	"{for update}", "")
 
 func (sqlite) sql(query string) string { return sqliteWords.Replace(query) }
+
+func (sqlite) time(n int) string { return fmt.Sprintf("$%d", n) }
+
+func (sqlite) after(n int) string { return fmt.Sprintf("{now} + $%d", n) }
+
+func (sqlite) until(t string) string { return t + " - {now}" }
 
 // settings are those of one connection.
 type settings struct {
@@ -301,18 +310,6 @@ func (d sqlite) read(ctx context.Context, q querier, cs []claim) ([]*found, erro
 	return rows, err
 }
 
-func (d sqlite) parked(ctx context.Context, q querier, cs []claim) ([]parkedState, error) {
-	states := make([]parkedState, len(cs))
-	var some bool // Usually nothing is parked.
-	if err := q.QueryRowContext(ctx, `select exists (select 1 from inbox_parked)`).Scan(&some); err != nil || !some {
-		return states, err
-	}
-	err := d.eachRow(ctx, q, `select id, state from inbox_parked
-		where tenant = $1 and consumer = $2 and message_key = $3 and fingerprint = $4`,
-		cs, fingerprintArgs, func(i int, row *sql.Row) error { return row.Scan(&states[i].id, &states[i].state) })
-	return states, err
-}
-
 func (d sqlite) drop(ctx context.Context, q querier, cs []claim) error {
 	_, err := d.each(ctx, q, `delete from inbox where tenant = $1 and consumer = $2 and message_key = $3`,
 		cs, func(_ int, c *claim) []any { return keyArgs(c) })
@@ -322,13 +319,6 @@ func (d sqlite) drop(ctx context.Context, q querier, cs []claim) error {
 func (d sqlite) save(ctx context.Context, q querier, cs []claim, results [][]byte) error {
 	_, err := d.each(ctx, q, `update inbox set result = $4 where tenant = $1 and consumer = $2 and message_key = $3`,
 		cs, func(i int, c *claim) []any { return append(keyArgs(c), bytesOrNull(results[i])) })
-	return err
-}
-
-func (d sqlite) unpark(ctx context.Context, q querier, cs []claim) error {
-	_, err := d.each(ctx, q, `delete from inbox_parked
-		where tenant = $1 and consumer = $2 and message_key = $3 and fingerprint = $4`,
-		cs, func(_ int, c *claim) []any { return fingerprintArgs(c) })
 	return err
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/ackafter/ackafter/migrations"
 )
 
-// Store is an inbox.Store on a *sql.DB. It also is an inbox.PoolSizer and an
-// inbox.Inspector. All methods may be called concurrently. It holds nothing that
+// Store is an inbox.Store on a *sql.DB. It also is an inbox.PoolSizer, an
+// inbox.Inspector, an inbox.Parker and an inbox.Undertaker. All methods may be called concurrently. It holds nothing that
 // has to be closed; the *sql.DB is the caller's to close, after the consumers
 // have stopped.
 type Store struct {
@@ -34,6 +34,8 @@ var (
 	_ inbox.Store[*sql.Tx] = (*Store)(nil)
 	_ inbox.PoolSizer      = (*Store)(nil)
 	_ inbox.Inspector      = (*Store)(nil)
+	_ inbox.Parker         = (*Store)(nil)
+	_ inbox.Undertaker     = (*Store)(nil)
 )
 
 // Config configures a Store. A nil *Config means all defaults. It is copied by
@@ -103,7 +105,7 @@ func NewWithConfig(db *sql.DB, cfg *Config) (*Store, error) {
 		s.writer = make(chan struct{}, 1)
 		s.writer <- struct{}{}
 	case PostgreSQL:
-		if bad := !utf8.ValidString(c.Schema) || strings.ContainsRune(c.Schema, 0); bad || c.Schema != "" && strings.TrimSpace(c.Schema) == "" {
+		if bad := !storable(c.Schema); bad || c.Schema != "" && strings.TrimSpace(c.Schema) == "" {
 			return nil, configError("Schema", fmt.Sprintf("%q", c.Schema), "must be the name of a schema: UTF-8 without NUL, not blank")
 		}
 		level, ok := postgresLevels[c.Isolation]
@@ -257,6 +259,15 @@ type claim struct {
 	entry int    // its place among the claims of its batch
 }
 
+// storedKey is the key as it is stored. That of a message that comes from the
+// parked table may have been read from there.
+func storedKey(c inbox.Claim) string {
+	if c.Parked.ID != 0 {
+		return column.Stored(c.MessageKey)
+	}
+	return column.Key(c.MessageKey)
+}
+
 // maxText is how much is stored of texts that are for people: ids, names of
 // sources and workers.
 const maxText = 1024
@@ -275,11 +286,15 @@ func sortedClaims(cs []inbox.Claim) ([]claim, error) {
 		c.Worker = column.Text(c.Worker, maxText)
 		c.TraceID = column.Text(c.TraceID, maxText)
 		c.Attempt = min(c.Attempt, math.MaxInt32)
-		sorted[i] = claim{Claim: c, key: column.Key(c.MessageKey), entry: i}
+		sorted[i] = claim{Claim: c, key: storedKey(c), entry: i}
 	}
 	slices.SortFunc(sorted, compareKeys)
 	for i := 1; i < len(sorted); i++ {
 		if compareKeys(sorted[i-1], sorted[i]) == 0 {
+			if sorted[i-1].Parked.ID != 0 || sorted[i].Parked.ID != 0 {
+				// A parked message and its duplicate, with the two forms of a long key.
+				return nil, fmt.Errorf("%w: claims %d and %d are of one message", inbox.ErrInFlight, sorted[i-1].entry, sorted[i].entry)
+			}
 			return nil, fmt.Errorf("claims %d and %d have the same key", sorted[i-1].entry, sorted[i].entry)
 		}
 	}
@@ -289,12 +304,15 @@ func sortedClaims(cs []inbox.Claim) ([]claim, error) {
 // validKey refuses texts that a database would refuse, or, worse, change.
 func validKey(k inbox.Key) error {
 	for i, v := range []string{k.Tenant, k.Consumer, k.MessageKey} {
-		if !utf8.ValidString(v) || strings.ContainsRune(v, 0) {
+		if !storable(v) {
 			return fmt.Errorf("%s: must be valid UTF-8 without NUL", []string{"tenant", "consumer", "message key"}[i])
 		}
 	}
 	return nil
 }
+
+// storable tells that every database takes a text, and as it is.
+func storable(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
 func compareKeys(a, b claim) int {
 	if c := strings.Compare(a.Tenant, b.Tenant); c != 0 {

@@ -39,6 +39,7 @@ func TestSQLite(t *testing.T) {
 		AbortsOnError:  true, // The store sees to it that a failed statement counts.
 		NamesStatement: true,
 		DeadTx:         true,
+		Parking:        true,
 	})
 }
 
@@ -53,6 +54,7 @@ func TestPostgreSQL(t *testing.T) {
 		AbortsOnError:  true,
 		NamesStatement: true,
 		DeadTx:         true,
+		Parking:        true,
 	})
 }
 
@@ -70,6 +72,7 @@ func TestPostgreSQLWithoutPreparedStatements(t *testing.T) {
 				AbortsOnError:  true,
 				NamesStatement: true,
 				DeadTx:         true,
+				Parking:        true,
 			})
 		})
 	}

@@ -2,6 +2,7 @@ package column_test
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -34,6 +35,46 @@ func TestKey(t *testing.T) {
 	odd := column.Key(strings.Repeat("é", 400) + "x")
 	if !utf8.ValidString(odd) {
 		t.Errorf("cut inside a rune: %q", odd)
+	}
+}
+
+// What a table shows of a key leads to the same row as the key itself.
+func TestStoredKeys(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 513)
+	odd := column.Key(long) // A key that looks like a stored form.
+	for _, key := range []string{"", "a", strings.Repeat("é", 256), long, odd} {
+		stored := column.Key(key)
+		if again := column.Stored(stored); again != stored {
+			t.Errorf("Stored(%q) = %q, want the same", stored, again)
+		}
+		for _, text := range []string{key, stored} {
+			if forms := column.Forms(text); !slices.Contains(forms, stored) || len(forms) > 2 {
+				t.Errorf("Forms(%q) = %q, without %q", text, forms, stored)
+			}
+		}
+	}
+	if got := column.Stored(long); got != odd {
+		t.Errorf("a long key that was derived anew: %q", got)
+	}
+	if forms := column.Forms(odd); forms[0] != column.Key(odd) {
+		t.Errorf("the key itself comes first: %q", forms)
+	}
+}
+
+func TestLane(t *testing.T) {
+	t.Parallel()
+	for _, lane := range []string{"", "orders/3\x00\xff", strings.Repeat("x", 512)} {
+		if got := column.Lane(lane); string(got) != lane {
+			t.Errorf("Lane of %d bytes: changed to %q", len(lane), got)
+		}
+	}
+	long := column.Lane(strings.Repeat("x", 513))
+	if len(long) > 512 || string(column.Lane(string(long))) != string(long) {
+		t.Errorf("Lane of 513 bytes: %q", long)
+	}
+	if string(column.Lane(strings.Repeat("x", 514))) == string(long) {
+		t.Error("two lanes have the same form")
 	}
 }
 
