@@ -26,7 +26,16 @@
 // Messages are asked for only while Receive waits, and never more than its limit.
 // One request waits at the queue; there are more, up to [Config.Pollers], while they
 // come back full. What waits here while nobody receives for VisibilityTimeout is
-// given back.
+// given back. SQS goes on with a request that is broken off, so [Source.Close] waits
+// for those that are under way.
+//
+// # What is never silent
+//
+//   - SQS moves what is received too often to a dead letter queue, if the queue has a
+//     redrive policy: [Open] says so, and [OnLastReceive] before it happens.
+//   - The queue is deleted ([Config.OnQueueDeleted]): an event, then stop or wait.
+//   - A lease ends ([OnLost]), a delete is refused ([OnRefusedAck]), SQS does not
+//     answer ([OnReceiveError], [Source.Health]).
 //
 // # What a message carries
 //
@@ -35,7 +44,8 @@
 // headers, sorted by name: String and Number as text, Binary as bytes. Of the
 // system's attributes these are headers: [HeaderGroupID], [HeaderDeduplicationID],
 // [HeaderSequenceNumber], [HeaderTrace], [HeaderDeadLetterFrom]. SNS notifications
-// are taken off with [Config.UnwrapSNS].
+// are taken off with [Config.UnwrapSNS]. An event of EventBridge stays as it is: paths
+// of keys lead through its detail, keyfunc.JSON("detail.orderId", "detail-type").
 //
 // # Permissions
 //

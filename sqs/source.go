@@ -168,6 +168,7 @@ func (s *Source) close(ctx context.Context) error {
 	s.taking.Wait()
 	s.ledger.end()
 	s.telling.Wait()
+	s.breakOff()
 	s.cancel()
 	s.release()
 	acks, gives := s.ledger.leftOver()
