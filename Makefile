@@ -15,7 +15,7 @@ MAKEFLAGS += --no-print-directory
 
 SERVICES := integration_test/services
 # Every folder with a go.mod; "." is the published module.
-MODULES := . $(patsubst %/go.mod,%,$(wildcard */go.mod))
+MODULES := . $(patsubst %/go.mod,%,$(wildcard */go.mod */*/go.mod))
 GOLANGCI_VERSION := 2.12.2
 
 # The race detector needs a C compiler. Looked up when used: `with` may have

@@ -56,8 +56,8 @@ func (s *states) create(m metric.Meter) error {
 		return g
 	}
 	s.runs = number("ackafter.inbox.runs", "{run}", "Runs of the consumer that go on.")
-	s.ready = number("ackafter.inbox.ready", "1", "1 when the consumer is ready, else 0.")
-	s.paused = number("ackafter.inbox.paused", "1", "1 while receiving is stopped because the database cannot be used, else 0.")
+	s.ready = number("ackafter.inbox.ready", "{consumer}", "1 when the consumer is ready, else 0.")
+	s.paused = number("ackafter.inbox.paused", "{consumer}", "1 while receiving is stopped because the database cannot be used, else 0.")
 	s.inFlight = number("ackafter.inbox.in_flight.messages", "{message}", "Deliveries that were received and are not settled.")
 	s.inFlightSize = number("ackafter.inbox.in_flight.size", "By", "Size of the deliveries that were received and are not settled.")
 	s.inFlightOldest = age("ackafter.inbox.in_flight.oldest", "Age of the oldest delivery that is not settled, since it was received.")
