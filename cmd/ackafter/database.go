@@ -56,12 +56,10 @@ func openPostgres(ctx context.Context, a *address) (*database, error) {
 		return nil, fmt.Errorf("connect to %s: %w", a.label, err)
 	}
 	db := &database{address: a, sql: stdlib.OpenDBFromPool(pool), pool: pool}
-	store, err := inboxpgx.NewWithConfig(pool, &inboxpgx.Config{Schema: a.schema})
-	if err != nil {
+	if db.inbox, err = inboxpgx.NewWithConfig(pool, &inboxpgx.Config{Schema: a.schema}); err != nil {
 		db.close()
 		return nil, err
 	}
-	db.inbox = asKeeper(store)
 	return db, nil
 }
 
@@ -79,12 +77,10 @@ func openSQLite(ctx context.Context, a *address) (*database, error) {
 		db.close()
 		return nil, fmt.Errorf("open %s: %w", a.label, err)
 	}
-	store, err := inboxsql.New(file) //nolint:contextcheck // The driver is known: nothing is asked.
-	if err != nil {
+	if db.inbox, err = inboxsql.New(file); err != nil { //nolint:contextcheck // The driver is known: nothing is asked.
 		db.close()
 		return nil, err
 	}
-	db.inbox = asKeeper(store)
 	return db, nil
 }
 

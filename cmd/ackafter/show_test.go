@@ -46,7 +46,7 @@ func orders(t *testing.T, term *terminal) {
 	})
 	term.insertParked(parkedRow{
 		id: 9, consumer: "billing", key: "C3|" + strings.Repeat("c", 60), state: "retry", reason: "attempts exhausted",
-		err: "later", attempts: 1, parked: ago(10 * time.Second), body: []byte{},
+		err: "later", attempts: 1, parked: ago(10 * time.Second), next: ago(-20 * time.Second), body: []byte{},
 	})
 	term.insertParked(parkedRow{id: 10, consumer: "billing", key: "only-parked", state: "dead", reason: "effects unknown", attempts: 1})
 }
