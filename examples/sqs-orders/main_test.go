@@ -37,12 +37,12 @@ func server(t testing.TB, variable string) string {
 // moves what was received twice and not acked.
 type shop struct {
 	*testing.T
-	db             *pgx.Conn
-	database       string
-	client         *awssqs.Client
-	endpoint       string
-	orders, dead   string // URLs
-	deadARN, orARN string
+	db                 *pgx.Conn
+	database           string
+	client             *awssqs.Client
+	endpoint           string
+	orders, dead       string // URLs
+	deadARN, ordersARN string
 }
 
 func open(t *testing.T) *shop {
@@ -57,7 +57,7 @@ func open(t *testing.T) *shop {
 		Region: "us-east-1", BaseEndpoint: aws.String(s.endpoint), Credentials: credentials.NewStaticCredentialsProvider("key", "secret", ""),
 	})
 	s.dead, s.deadARN = s.queue("dead", nil)
-	s.orders, s.orARN = s.queue("orders", map[string]string{"VisibilityTimeout": "0", "RedrivePolicy": fmt.Sprintf(`{"deadLetterTargetArn":%q,"maxReceiveCount":2}`, s.deadARN)})
+	s.orders, s.ordersARN = s.queue("orders", map[string]string{"VisibilityTimeout": "0", "RedrivePolicy": fmt.Sprintf(`{"deadLetterTargetArn":%q,"maxReceiveCount":2}`, s.deadARN)})
 	return s
 }
 
@@ -148,6 +148,8 @@ func (s *shop) toTheDeadLetters(n int) {
 // A message that SQS has moved to the dead letter queue and that comes back from
 // there is another one to SQS, with another id. It is the same by its business key:
 // what was booked before is not booked again, and what was not is booked once.
+//
+//nolint:paralleltest // it sets the environment
 func TestRedrivenMessages(t *testing.T) {
 	s := open(t)
 	s.send("A1")
@@ -159,7 +161,7 @@ func TestRedrivenMessages(t *testing.T) {
 	s.send("A2")
 	s.toTheDeadLetters(2)
 
-	if _, err := s.client.StartMessageMoveTask(s.within(), &awssqs.StartMessageMoveTaskInput{SourceArn: &s.deadARN, DestinationArn: &s.orARN}); err != nil {
+	if _, err := s.client.StartMessageMoveTask(s.within(), &awssqs.StartMessageMoveTaskInput{SourceArn: &s.deadARN, DestinationArn: &s.ordersARN}); err != nil {
 		t.Fatalf("redrive: %v", err)
 	}
 	s.consume(func() {
