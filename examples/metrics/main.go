@@ -162,7 +162,7 @@ func (s *shop) start(ctx context.Context) error {
 	if _, err := telemetry.Watch(s.consumer); err != nil {
 		return err
 	}
-	if _, err := telemetry.WatchParked("billing", s.countParked); err != nil {
+	if _, err := telemetry.WatchParked("billing", inboxotel.CountParked(store, "billing")); err != nil {
 		return err
 	}
 
@@ -172,13 +172,6 @@ func (s *shop) start(ctx context.Context) error {
 	mux.Handle("/readyz", s.consumer.HealthHandler())
 	s.endpoints = mux
 	return nil
-}
-
-// countParked asks what waits in the parked table.
-func (s *shop) countParked(ctx context.Context) (p inboxotel.Parked, err error) {
-	err = s.db.QueryRowContext(ctx, `select coalesce(sum(state = 'retry'), 0), coalesce(sum(state = 'waiting'), 0), coalesce(sum(state = 'dead'), 0)
-		from inbox_parked where consumer = 'billing'`).Scan(&p.Retry, &p.Waiting, &p.Dead)
-	return p, err
 }
 
 func (s *shop) close(ctx context.Context) {

@@ -173,10 +173,7 @@ func ExampleTelemetry_WatchParked() {
 	if err != nil {
 		panic(err)
 	}
-	stop, err := telemetry.WatchParked("billing", func(ctx context.Context) (p inboxotel.Parked, err error) {
-		err = db.QueryRowContext(ctx, "select count(*) from inbox_parked where consumer = 'billing' and state = 'dead'").Scan(&p.Dead)
-		return p, err
-	})
+	stop, err := telemetry.WatchParked("billing", inboxotel.CountParked(store, "billing"))
 	if err != nil {
 		panic(err)
 	}

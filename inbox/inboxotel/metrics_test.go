@@ -183,6 +183,39 @@ func TestWatchParked(t *testing.T) {
 	}
 }
 
+// undertaker is a store that has counted its parked messages.
+type undertaker struct {
+	inbox.Undertaker
+	groups []inbox.ParkedGroup
+	err    error
+}
+
+func (u undertaker) GroupParked(_ context.Context, f inbox.ParkedFilter) ([]inbox.ParkedGroup, error) {
+	if f.Consumer != "billing" {
+		return nil, errors.New("of another consumer")
+	}
+	return u.groups, u.err
+}
+
+func TestCountParked(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	got, err := inboxotel.CountParked(undertaker{groups: []inbox.ParkedGroup{
+		{State: inbox.ParkedDead, Count: 5, First: now.Add(-time.Hour)},
+		{State: inbox.ParkedRetry, Count: 2, First: now.Add(-time.Minute)},
+		{State: inbox.ParkedRetry, Count: 1, First: now.Add(-time.Second)},
+		{State: inbox.ParkedWaiting, Count: 7, First: now.Add(-2 * time.Minute)},
+		{State: inbox.ParkedDiscarded, Count: 100, First: now.Add(-time.Hour)},
+	}}, "billing")(t.Context())
+	if want := (inboxotel.Parked{Retry: 3, Waiting: 7, Dead: 5, Oldest: now.Add(-2 * time.Minute)}); err != nil || got != want {
+		t.Errorf("counted %+v, %v; want %+v", got, err, want)
+	}
+	down := errors.New("database down")
+	if _, err := inboxotel.CountParked(undertaker{err: down}, "billing")(t.Context()); !errors.Is(err, down) {
+		t.Errorf("got the error %v, want %v", err, down)
+	}
+}
+
 func TestWatchLag(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, inboxotel.Config{MaxDestinations: 2})

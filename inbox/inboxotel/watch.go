@@ -22,6 +22,36 @@ type Parked struct {
 	Oldest time.Time
 }
 
+// CountParked returns a function for Telemetry.WatchParked that asks the store, which
+// those of this module answer, for one consumer's parked messages. Discarded ones are
+// not counted. The error is the store's.
+func CountParked(store inbox.Undertaker, consumer string) func(ctx context.Context) (Parked, error) {
+	return func(ctx context.Context) (Parked, error) {
+		groups, err := store.GroupParked(ctx, inbox.ParkedFilter{Consumer: consumer})
+		if err != nil {
+			return Parked{}, err
+		}
+		var p Parked
+		for _, g := range groups {
+			switch g.State {
+			case inbox.ParkedRetry:
+				p.Retry += int64(g.Count)
+			case inbox.ParkedWaiting:
+				p.Waiting += int64(g.Count)
+			case inbox.ParkedDead:
+				p.Dead += int64(g.Count)
+				continue
+			default:
+				continue
+			}
+			if p.Oldest.IsZero() || g.First.Before(p.Oldest) {
+				p.Oldest = g.First
+			}
+		}
+		return p, nil
+	}
+}
+
 // Lag is how far a consumer is behind in one partition or queue.
 type Lag struct {
 	// Source names it as broker.Message.Source does: "kafka:orders/3".
@@ -98,10 +128,10 @@ func (t *Telemetry) Watch(consumers ...inbox.HealthReporter) (stop func() error,
 	}, s.runs, s.ready, s.paused, s.inFlight, s.inFlightSize, s.inFlightOldest, s.handlersRunning, s.handlersStuck)
 }
 
-// WatchParked reports what count finds in the parked table. count is called at every
-// collection, with its context, and should ask the database one cheap question, on
-// a connection that the workers do not need; one process of several may do it for
-// all. Its error goes to OpenTelemetry's error handler, and nothing is reported then.
+// WatchParked reports what count, of CountParked or your own, finds in the parked table.
+// It is called at every collection, with its context, and should ask the database one cheap
+// question, on a connection that the workers do not need; one process of several may
+// do it for all. Its error goes to OpenTelemetry's error handler, and nothing is reported then.
 //
 // stop and the error are as for Watch.
 func (t *Telemetry) WatchParked(consumer string, count func(ctx context.Context) (Parked, error)) (stop func() error, err error) {
