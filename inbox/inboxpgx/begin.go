@@ -235,10 +235,16 @@ func (g *begin) queueClaims(q *pgx.Batch, of, fed []int) sentClaims {
 		q.Queue(g.store.sql.lockFed, ids, tokens)
 	}
 	sent.lanes = g.lanesOf(of)
+	one := len(of) == 1 && len(g.entries) == 1
 	switch {
+	case len(sent.lanes) > 0 && one:
+		q.Queue(g.store.sql.lookLaneOne, append(g.set.oneArgs(0), g.oneLaneArgs(sent.lanes[0])...)...)
 	case len(sent.lanes) > 0:
 		q.Queue(g.store.sql.lookLanes, append(args[:4:4], g.laneArgs(sent.lanes)...)...)
-	case !g.o.IgnoreParked:
+	case g.o.IgnoreParked:
+	case one:
+		q.Queue(g.store.sql.lookOne, g.set.oneArgs(0)...)
+	default:
 		q.Queue(g.store.sql.look, args[:4]...)
 	}
 	return sent
@@ -280,7 +286,7 @@ func (g *begin) readClaims(r *reader, sent sentClaims) {
 // to commit.
 func (g *begin) duplicates(ctx context.Context, open []int) error {
 	q := &pgx.Batch{}
-	q.Queue(g.store.sql.stored, g.set.keyArgs(open)...)
+	g.queueStored(q, open)
 	q.Queue(sqlRollback)
 	r := newReader(g.conn.SendBatch(ctx, q))
 	defer r.skip()
@@ -299,6 +305,15 @@ func (g *begin) duplicates(ctx context.Context, open []int) error {
 	}
 	g.over = true
 	return nil
+}
+
+// queueStored queues the look for the rows of some keys.
+func (g *begin) queueStored(q *pgx.Batch, of []int) {
+	if len(of) == 1 {
+		q.Queue(g.store.sql.storedOne, g.set.oneArgs(of[0])[:3]...)
+		return
+	}
+	q.Queue(g.store.sql.stored, g.set.keyArgs(of)...)
 }
 
 // readStored reads the rows of some keys, by index.
@@ -325,7 +340,7 @@ func (g *begin) resolve(ctx context.Context, open []int) ([]int, error) {
 	var found map[int]*storedRow
 	err := g.send(ctx, func(q *pgx.Batch) {
 		if len(open) > 0 {
-			q.Queue(g.store.sql.stored, g.set.keyArgs(open)...)
+			g.queueStored(q, open)
 		}
 		g.queueAttach(q, claimedParked)
 	}, func(r *reader) {

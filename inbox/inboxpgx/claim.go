@@ -45,7 +45,7 @@ func (s *Store) claimIn(ctx context.Context, tx pgx.Tx, consumer, key string, op
 			return inbox.Entry{Outcome: inbox.FirstAttempt}, nil
 		}
 		row := new(storedRow)
-		err = tx.QueryRow(ctx, s.sql.stored, args[:3]...).Scan(append([]any{&row.n, &row.expired}, row.dest()...)...)
+		err = tx.QueryRow(ctx, s.sql.storedOne, set.oneArgs(0)[:3]...).Scan(append([]any{&row.n, &row.expired}, row.dest()...)...)
 		switch {
 		case errors.Is(err, pgx.ErrNoRows):
 			continue // It was removed since.

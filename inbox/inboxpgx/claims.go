@@ -85,6 +85,12 @@ func (c *claimSet) fingerprintArgs(of []int) []any {
 	return append(c.keyArgs(of), fingerprints)
 }
 
+// oneArgs are the parameters $1 to $4 of statements over one key.
+func (c *claimSet) oneArgs(i int) []any {
+	k := c.keys[i]
+	return []any{k.tenant, k.consumer, k.key, orEmpty(c.claims[i].Fingerprint)}
+}
+
 // claimArgs are the parameters of the claim statements.
 func (c *claimSet) claimArgs(of []int) []any {
 	n := len(of)

@@ -167,7 +167,11 @@ func (b *batch) queueEnd(q *pgx.Batch) {
 	if len(dropped) > 0 {
 		q.Queue(b.store.sql.drop, b.set.keyArgs(dropped)...)
 	}
-	if len(stored) > 0 {
+	switch len(stored) {
+	case 0:
+	case 1:
+		q.Queue(b.store.sql.saveResult, append(b.set.oneArgs(stored[0])[:3:3], values[0])...)
+	default:
 		q.Queue(b.store.sql.saveResults, append(b.set.keyArgs(stored), values)...)
 	}
 	if len(unparked) > 0 {

@@ -65,22 +65,34 @@ func (g *begin) lanesOf(of []int) []laneKey {
 func (g *begin) laneArgs(of []laneKey) []any {
 	consumers, lanes, most := make([]string, len(of)), make([][]byte, len(of)), make([]*int64, len(of))
 	live := map[laneKey]bool{}
-	if len(g.set.fed) < len(g.set.claims) {
-		for i := range g.set.claims {
-			live[laneOf(&g.set.claims[i])] = live[laneOf(&g.set.claims[i])] || g.set.claims[i].Parked.ID == 0
+	for i := range g.set.claims {
+		if c := &g.set.claims[i]; c.Lane != "" && c.Parked.ID == 0 {
+			live[laneOf(c)] = true
 		}
 	}
 	for n, k := range of {
-		consumers[n], lanes[n] = k.consumer, []byte(k.lane)
-		switch o := g.o.Order; {
-		case !live[k], o.MaxWaiting <= 0 && o.MaxWaitingBytes <= 0:
-			most[n] = new(int64) // They need not be counted.
-		case o.MaxWaiting > 0:
-			most[n] = new(int64(o.MaxWaiting))
-		}
+		consumers[n], lanes[n], most[n] = k.consumer, []byte(k.lane), g.countTo(live[k])
 	}
 	ids, tokens := g.set.leases()
 	return []any{consumers, lanes, g.o.Order.BlockedByDead, ids, tokens, most}
+}
+
+// oneLaneArgs are the parameters $5 to $8 of lookLaneOne.
+func (g *begin) oneLaneArgs(lane laneKey) []any {
+	own := g.set.claims[0].Parked.ID
+	return []any{[]byte(lane.lane), g.o.Order.BlockedByDead, own, g.countTo(own == 0)}
+}
+
+// countTo is up to where the waiting rows of a lane have to be counted; nil for no
+// end. Only live messages ask whether there is room.
+func (g *begin) countTo(live bool) *int64 {
+	switch o := g.o.Order; {
+	case !live, o.MaxWaiting <= 0 && o.MaxWaitingBytes <= 0:
+		return new(int64)
+	case o.MaxWaiting > 0:
+		return new(int64(o.MaxWaiting))
+	}
+	return nil
 }
 
 // readLanes reads the answer of lookLanes: rows of keys, for which it calls found

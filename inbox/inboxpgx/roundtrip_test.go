@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +49,8 @@ func TestRoundTrips(t *testing.T) {
 			}
 			return nil
 		}},
+		{"one message in a lane", 1, 2 + 1, func(r *rig, b inbox.Batch[pgx.Tx], keys []string) error { return runAll(r, b, keys, nil) }},
+		{"ten messages in a lane", 10, 2 + 10, func(r *rig, b inbox.Batch[pgx.Tx], keys []string) error { return runAll(r, b, keys, nil) }},
 		{"one duplicate", -1, 2, nil},
 		{"ten duplicates", -10, 2, nil},
 	}
@@ -84,8 +87,16 @@ func TestRoundTrips(t *testing.T) {
 					for i := range s.keys {
 						keys = append(keys, fmt.Sprintf("%s-%d-%d", s.name, round, i))
 					}
+					cs := claims(keys...)
+					for i := range cs {
+						if strings.HasSuffix(s.name, "in a lane") {
+							cs[i].Lane = "orders/3/A1"
+						}
+					}
 					before := proxy.Turns()
-					b, err := r.store.Begin(t.Context(), claims(keys...), inbox.BeginOptions{LockTimeout: time.Second, IdleTimeout: time.Minute})
+					b, err := r.store.Begin(t.Context(), cs, inbox.BeginOptions{
+						LockTimeout: time.Second, IdleTimeout: time.Minute, Order: inbox.Order{Keep: true, MaxWaiting: 1000, MaxWaitingBytes: 16 << 20},
+					})
 					if err == nil {
 						err = s.run(r, b, keys)
 					}

@@ -27,11 +27,13 @@ type statements struct {
 	claim, claimFrozen string
 	unprobe            string
 	look, attach       string
-	stored, forget     string
+	stored, storedOne  string
+	forget             string
 	drop, saveResults  string
 	unpark, park       string
 
 	lookLanes, lockFed          string
+	lookOne, lookLaneOne        string
 	unparkFed, parkFed          string
 	leasable, leasableUnordered string
 	lease, release, purgeDead   string
@@ -124,6 +126,9 @@ update {inbox_parked} p set duplicates = p.duplicates + 1, updated_at = clock_ti
 from l where p.id = l.id returning p.id, p.state`,
 		stored: `select t.n, ` + isExpired + `, ` + recordColumns + `
 from ` + keys + ` join {inbox} i on i.tenant = t.tenant and i.consumer = t.consumer and i.message_key = t.message_key`,
+		// For one key there is a statement without arrays: the server keeps its plan.
+		storedOne: `select 1::bigint, ` + isExpired + `, ` + recordColumns + `
+from {inbox} i where i.tenant = $1::text and i.consumer = $2::text and i.message_key = $3::text`,
 		forget: `with l as (select i.tenant, i.consumer, i.message_key from ` + keys + `
   join {inbox} i on i.tenant = t.tenant and i.consumer = t.consumer and i.message_key = t.message_key
   where ` + isExpired + ` order by t.n for update of i)
@@ -146,9 +151,9 @@ where tenant = $1::text and consumer = $2::text and message_key = $3::text`,
 	}
 	addParking(&s)
 	for _, text := range []*string{
-		&s.guard, &s.unguard, &s.claim, &s.claimFrozen, &s.unprobe, &s.look, &s.attach, &s.stored, &s.forget, &s.drop,
+		&s.guard, &s.unguard, &s.claim, &s.claimFrozen, &s.unprobe, &s.look, &s.attach, &s.stored, &s.storedOne, &s.forget, &s.drop,
 		&s.saveResults, &s.unpark, &s.park, &s.version, &s.register, &s.definition, &s.lookup, &s.find, &s.saveResult,
-		&s.listParked, &s.getParked, &s.lookLanes, &s.lockFed, &s.unparkFed, &s.parkFed, &s.leasable, &s.leasableUnordered,
+		&s.listParked, &s.getParked, &s.lookLanes, &s.lookOne, &s.lookLaneOne, &s.lockFed, &s.unparkFed, &s.parkFed, &s.leasable, &s.leasableUnordered,
 		&s.lease, &s.release, &s.purgeDead, &s.retryParked, &s.discardParked, &s.groupParked,
 	} {
 		*text = fill(*text)

@@ -49,6 +49,21 @@ cross join lateral (select count(*) as n, coalesce(sum(z.size), 0)::bigint as by
     select octet_length(x.body) as size from {inbox_parked} x
     where x.consumer = l.consumer and x.lane = l.lane and x.lane <> '' and ` + isFed + ` and x.state = 'waiting' limit l.most) z) w`
 
+// ofOneLane is lanes for a single claim of consumer $2 and lane $5; the batch's own
+// row, if it has one, is $7.
+const ofOneLane = `select 1::bigint, f.id, '', w.n, w.bytes
+from (select y.id from (
+    (select x.id from {inbox_parked} x where x.consumer = $2::text and x.lane = $5::bytea and x.lane <> '' and ` + isFed + `
+       and x.id <> $7::bigint order by x.id limit 1)
+    union all
+    (select x.id from {inbox_parked} x where $6::boolean and x.consumer = $2::text and x.lane = $5::bytea and ` + isBlocking + `
+       and x.id <> $7::bigint order by x.id limit 1)) y
+  order by y.id limit 1) f
+cross join lateral (select count(*) as n, coalesce(sum(z.size), 0)::bigint as bytes from (
+    select octet_length(x.body) as size from {inbox_parked} x
+    where x.consumer = $2::text and x.lane = $5::bytea and x.lane <> '' and ` + isFed + ` and x.state = 'waiting'
+    limit $8::bigint) z) w`
+
 const isOwn = `exists (select from unnest($8::bigint[], $9::bigint[]) as o(id, token)
          where o.id = x.id and o.token = x.token and x.lease_until is not null)`
 
@@ -104,6 +119,14 @@ func addParking(s *statements) {
 	s.lookLanes = `select t.n, x.id, x.state, 0::bigint, 0::bigint from ` + keysAndBytes + `
 join {inbox_parked} x on ` + sameKey + ` and x.fingerprint = coalesce(t.value, '')
 union all ` + lanes
+	// Those for one key have no arrays: for them the server keeps a plan, and it is
+	// by index from the first row on.
+	s.lookOne = `select 1::bigint, x.id, x.state from {inbox_parked} x
+where x.tenant = $1::text and x.consumer = $2::text and x.message_key = $3::text and x.fingerprint = $4::bytea`
+	s.lookLaneOne = `select 1::bigint, x.id, x.state, 0::bigint, 0::bigint from {inbox_parked} x
+where x.tenant = $1::text and x.consumer = $2::text and x.message_key = $3::text and x.fingerprint = $4::bytea
+union all ` + ofOneLane + `
+`
 	s.lockFed = `select t.n from unnest($1::bigint[], $2::bigint[]) with ordinality as t(id, token, n)
 join {inbox_parked} x on x.id = t.id and x.token = t.token and x.lease_until is not null
 order by x.id for update of x`
