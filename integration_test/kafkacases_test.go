@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/ackafter/ackafter/inbox"
@@ -177,46 +178,66 @@ func TestKeyOrderAroundAFailure(t *testing.T) {
 		t.Run("batch="+strconv.Itoa(batch), func(t *testing.T) {
 			t.Parallel()
 			p := newPipeline(t)
-			if _, err := p.pool.Exec(t.Context(), "create table steps (n bigserial, key text)"); err != nil {
-				t.Fatal(err)
-			}
+			steps := newSteps(t, p.pool)
 			p.write(0, kafkago.Message{Key: []byte("g1"), Value: []byte(`{"id":"a"}`)}, kafkago.Message{Key: []byte("g1"), Value: []byte(`{"id":"b"}`)},
 				kafkago.Message{Key: []byte("g2"), Value: []byte(`{"id":"c"}`)}, kafkago.Message{Key: []byte("g1"), Value: []byte(`{"id":"d"}`)})
-			var mu sync.Mutex
-			var runs []string
-			c := p.start(keyfunc.JSON("id"), func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
-				mu.Lock()
-				runs = append(runs, m.MessageKey+strconv.Itoa(m.Attempt))
-				mu.Unlock()
-				if _, err := tx.Exec(ctx, "insert into steps (key) values ($1)", m.MessageKey); err != nil {
-					return err
-				}
-				if m.MessageKey == "a" && m.Attempt == 1 {
-					// The second attempt comes when c is done.
-					return inbox.RetryAfter(errors.New("not yet"), 2*time.Second)
-				}
-				return nil
-			}, &inbox.Config{BatchSize: batch}, nil)
+			c := p.start(keyfunc.JSON("id"), steps.handle, &inbox.Config{BatchSize: batch}, nil)
 			p.lag0()
 			c.stop(t)
-			mu.Lock()
-			defer mu.Unlock()
-			again := slices.Index(runs, "a2")
-			if cRun := slices.Index(runs, "c1"); cRun < 0 || again < cRun || again < slices.Index(runs, "a1") ||
-				len(runs) != 5 || !slices.Equal(runs[again:], []string{"a2", "b1", "d1"}) {
-				t.Errorf("the handler ran for %v", runs)
-			}
-			var order string
-			if err := p.pool.QueryRow(t.Context(), "select string_agg(key, '' order by n) from steps").Scan(&order); err != nil {
-				t.Fatal(err)
-			}
-			if order != "cabd" {
-				t.Errorf("effects in the order %q, want c, a, b, d", order)
-			}
+			steps.check(t)
 			if n := c.count(inbox.FirstAttempt); n != 4 {
 				t.Errorf("%d messages were handled, want 4", n)
 			}
 		})
+	}
+}
+
+// steps are what a handler did with the messages a, b and d of one lane and c of
+// another one. a fails once.
+type steps struct {
+	pool *pgxpool.Pool
+	mu   sync.Mutex
+	runs []string
+}
+
+func newSteps(t *testing.T, pool *pgxpool.Pool) *steps {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), "create table steps (n bigserial, key text)"); err != nil {
+		t.Fatal(err)
+	}
+	return &steps{pool: pool}
+}
+
+func (s *steps) handle(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
+	s.mu.Lock()
+	s.runs = append(s.runs, m.MessageKey+strconv.Itoa(m.Attempt))
+	s.mu.Unlock()
+	if _, err := tx.Exec(ctx, "insert into steps (key) values ($1)", m.MessageKey); err != nil {
+		return err
+	}
+	if m.MessageKey == "a" && m.Attempt == 1 {
+		// The second attempt comes when c is done.
+		return inbox.RetryAfter(errors.New("not yet"), 2*time.Second)
+	}
+	return nil
+}
+
+// check is called at the end.
+func (s *steps) check(t *testing.T) {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	again := slices.Index(s.runs, "a2")
+	if cRun := slices.Index(s.runs, "c1"); cRun < 0 || again < cRun || again < slices.Index(s.runs, "a1") ||
+		len(s.runs) != 5 || !slices.Equal(s.runs[again:], []string{"a2", "b1", "d1"}) {
+		t.Errorf("the handler ran for %v", s.runs)
+	}
+	var order string
+	if err := s.pool.QueryRow(t.Context(), "select string_agg(key, '' order by n) from steps").Scan(&order); err != nil {
+		t.Fatal(err)
+	}
+	if order != "cabd" {
+		t.Errorf("effects in the order %q, want c, a, b, d", order)
 	}
 }
 

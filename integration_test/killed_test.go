@@ -112,7 +112,7 @@ func (b *bookers) kill(r *rand.Rand, times int, after func(kills int)) {
 		// A random moment in the next stretch of the work.
 		stretch := b.distinct * 9 / 10 / (times * len(b.procs))
 		at := n*stretch + r.IntN(stretch)
-		eventually(b.t, 2*time.Minute, fmt.Sprintf("%d of %d bookings; log: %s", at, b.distinct, p.tail()), func() bool { return b.booked() > at })
+		eventually(b.t, time.Duration(sized(2, 10))*time.Minute, fmt.Sprintf("%d of %d bookings; log: %s", at, b.distinct, p.tail()), func() bool { return b.booked() > at })
 		if err := p.end(syscall.SIGKILL); err == nil {
 			b.t.Fatalf("process %d had ended before it was killed: %s", n%len(b.procs), p.tail())
 		}
