@@ -184,6 +184,24 @@ func (s *fakeStore) change(ids []int64, to func(*inbox.ParkedRecord) bool) int {
 	return n
 }
 
+// all returns the parked rows.
+func (s *fakeStore) all() []inbox.ParkedRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rows := make([]inbox.ParkedRecord, len(s.parked))
+	for i, r := range s.parked {
+		rows[i] = *r
+	}
+	return rows
+}
+
+// asked returns how many transactions were begun, and how often the table was asked.
+func (s *fakeStore) asked() (begins, leases int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.begins), s.leases
+}
+
 // states counts the parked rows by state.
 func (s *fakeStore) states() map[inbox.ParkedState]int {
 	s.mu.Lock()
@@ -200,7 +218,7 @@ func (s *fakeStore) unparked(ctx context.Context, t *testing.T) {
 	t.Helper()
 	for n := s.states(); n[inbox.ParkedRetry]+n[inbox.ParkedWaiting] > 0; n = s.states() {
 		select {
-		case <-time.After(10 * time.Millisecond):
+		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 			t.Fatalf("still parked: %v", n)
 		}

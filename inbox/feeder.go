@@ -43,10 +43,11 @@ type feeder[Tx any] struct {
 	order Order
 	wake  chan struct{} // has a value when there may be something to do
 
-	mu   sync.Mutex
-	due  time.Time // of the next question
-	out  int       // leased rows that are waiting or in work
-	back []Lease   // to be given back
+	mu    sync.Mutex
+	due   time.Time      // of the next question
+	out   int            // leased rows that are waiting or in work
+	lanes map[string]int // of them
+	back  []Lease        // to be given back
 
 	// Of the feeder's own goroutine.
 	asked     time.Time
@@ -57,7 +58,7 @@ type feeder[Tx any] struct {
 }
 
 func newFeeder[Tx any](r *runner[Tx]) *feeder[Tx] {
-	f := &feeder[Tx]{r: r, order: r.c.order(), wake: make(chan struct{}, 1)}
+	f := &feeder[Tx]{r: r, order: r.c.order(), wake: make(chan struct{}, 1), lanes: map[string]int{}}
 	// Processes that were started together need not purge together.
 	f.purgeAt = time.Now().Add(rand.N(time.Minute)) //nolint:gosec // G404: no secret.
 	return f
@@ -146,10 +147,17 @@ func (f *feeder[Tx]) signal() {
 // feed leases what is due, and puts it into the lanes.
 func (f *feeder[Tx]) feed() {
 	f.asked = time.Now()
+	late := f.r.queue.Remove(func(w *work) bool { return w.fed() && !f.asked.Before(w.until) })
 	f.mu.Lock()
 	f.due = f.asked.Add(f.r.c.cfg.Parking.Poll)
+	for _, w := range late {
+		f.leave(w)
+	}
 	limit := maxFed - f.out
 	f.mu.Unlock()
+	if len(late) > 0 {
+		return // The workers did not come to them in time: others shall have them.
+	}
 	ctx, cancel := context.WithTimeout(f.r.soft, feedTimeout)
 	defer cancel()
 	leased, err := f.r.c.parker.Lease(ctx, LeaseRequest{
@@ -160,11 +168,8 @@ func (f *feeder[Tx]) feed() {
 		return
 	}
 	f.succeeded()
-	f.mu.Lock()
-	f.out += len(leased.Rows)
-	f.mu.Unlock()
 	for i := range leased.Rows {
-		f.put(&leased.Rows[i])
+		f.put(&leased.Rows[i], f.asked.Add(f.r.c.cfg.Parking.Lease))
 	}
 	if next := leased.Next; next >= 0 {
 		if len(leased.Rows) < limit {
@@ -174,8 +179,8 @@ func (f *feeder[Tx]) feed() {
 	}
 }
 
-// put makes a delivery of a row.
-func (f *feeder[Tx]) put(row *ParkedRecord) {
+// put makes a delivery of a row that is leased until then.
+func (f *feeder[Tx]) put(row *ParkedRecord, until time.Time) {
 	lane := ""
 	if f.order.Keep && row.Lane != "" {
 		lane = fedLane + row.Lane
@@ -183,7 +188,15 @@ func (f *feeder[Tx]) put(row *ParkedRecord) {
 	// It is never lost: what became of its lease is found out under the claim.
 	d := broker.NewDelivery(context.WithoutCancel(f.r.hard), row.Message, lane, f)
 	d.Tag = row.Lease
-	f.r.queue.Put(lane, f.r.c.newFed(row, d), row.Message.Size())
+	w := f.r.c.newFed(row, d)
+	w.until = until
+	f.mu.Lock()
+	f.out++
+	if lane != "" {
+		f.lanes[lane]++
+	}
+	f.mu.Unlock()
+	f.r.queue.Put(lane, w, row.Message.Size())
 }
 
 // errShortKey is what becomes of a parked message whose long key is stored in a short
@@ -223,24 +236,42 @@ func (f *feeder[Tx]) left(items []*item) {
 	if f == nil {
 		return
 	}
+	f.mu.Lock()
+	before := f.out
 	for _, it := range items {
-		if w := it.Value; w.fed() && !it.Keep {
-			f.leave(w)
+		w := it.Value
+		if !w.fed() || it.Keep {
+			continue
 		}
+		last := f.leave(w)
+		switch {
+		case w.fate.kind == fateHeld:
+			f.back = append(f.back, w.claim.Parked)
+		case last && w.fate.kind == fateDone && w.fate.outcome != WasParked && (w.fate.outcome != Dead || !f.order.BlockedByDead):
+			f.due = time.Now() // Its lane may go on.
+		}
+	}
+	left := f.out < before
+	f.mu.Unlock()
+	if left {
+		f.signal()
 	}
 }
 
-func (f *feeder[Tx]) leave(w *work) {
-	f.mu.Lock()
+// leave counts a message that is no longer out, and reports whether it was the last
+// one of its lane. f.mu is held.
+func (f *feeder[Tx]) leave(w *work) bool {
 	f.out--
-	switch {
-	case w.fate.kind == fateHeld:
-		f.back = append(f.back, w.claim.Parked)
-	case w.fate.kind == fateDone && w.fate.outcome != WasParked && w.lane() != "" && (w.fate.outcome != Dead || !f.order.BlockedByDead):
-		f.due = time.Now() // Its lane may go on.
+	lane := w.lane()
+	if lane == "" {
+		return false
 	}
-	f.mu.Unlock()
-	f.signal()
+	f.lanes[lane]--
+	if f.lanes[lane] > 0 {
+		return false
+	}
+	delete(f.lanes, lane)
+	return true
 }
 
 // Ack does nothing.

@@ -1,7 +1,6 @@
 package inbox_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +25,7 @@ import (
 func TestParkingModel(t *testing.T) {
 	t.Parallel()
 	for _, unordered := range []bool{false, true} {
-		for seed := range uint64(200) {
+		for seed := range uint64(60) {
 			synctest.Test(t, func(t *testing.T) {
 				m := &parkingModel{T: t, rnd: rand.New(rand.NewPCG(seed, 7)), unordered: unordered}
 				m.run()
@@ -75,7 +74,7 @@ func (p *process) Release(ctx context.Context, leases []inbox.Lease) error {
 
 type parkingModel struct {
 	*testing.T
-	logs      bytes.Buffer
+	logs      lockedWriter
 	rmu       sync.Mutex
 	rnd       *rand.Rand
 	unordered bool
@@ -152,7 +151,7 @@ func (m *parkingModel) start() *process {
 			Hold: time.Duration(m.num(120)) * time.Millisecond, Unordered: m.unordered, MaxWaiting: 1 + m.num(20),
 			Poll: time.Duration(50+m.num(1000)) * time.Millisecond, Lease: time.Duration(1000+m.num(3000)) * time.Millisecond,
 		},
-		Logger: slog.New(slog.NewTextHandler(&lockedWriter{w: &m.logs}, nil)),
+		Logger: slog.New(slog.NewTextHandler(&m.logs, nil)),
 	}
 	c, err := inbox.New(inbox.Store[*fakeTx](p), "billing", keyfunc.JSON("id"), m.handle, cfg)
 	if err != nil {

@@ -82,7 +82,7 @@ func TestAlwaysFailing(t *testing.T) {
 				t.Errorf("run %d came %v after the one before, want something up to %v", i+1, d, longest)
 			}
 		}
-		p := r.store.parked[0]
+		p := r.store.all()[0]
 		if p.State != inbox.ParkedDead || p.Reason != inbox.ReasonAttempts || p.Attempts != 15 || p.Failure == "" || p.Error != "no" {
 			t.Errorf("the bad one ended as %+v", p.Parked)
 		}
@@ -96,7 +96,7 @@ func TestAlwaysFailing(t *testing.T) {
 		if total > 34*time.Minute {
 			t.Errorf("15 attempts took %v, the documentation says half an hour", total)
 		}
-		if asked := r.store.leases; asked > int(total/(5*time.Second))+30 {
+		if _, asked := r.store.asked(); asked > int(total/(5*time.Second))+30 {
 			t.Errorf("the table was asked %d times within %v", asked, total)
 		}
 		logs := r.logs.String()
@@ -122,7 +122,7 @@ func TestIdleFeederPolls(t *testing.T) {
 		r.start(write, nil)
 		<-time.After(time.Hour)
 		_ = r.end()
-		if n := r.store.leases; n < 700 || n > 750 {
+		if _, n := r.store.asked(); n < 700 || n > 750 {
 			t.Errorf("the table was asked %d times in an hour, want every 5s", n)
 		}
 	})
@@ -168,7 +168,7 @@ func TestLaneWaitsBehindParked(t *testing.T) {
 			if n := r.store.states(); r.queue.Stats().Acked != 62 || n[inbox.ParkedRetry] != 1 || n[inbox.ParkedWaiting] != 59 {
 				t.Errorf("%d acked, parked: %v", r.queue.Stats().Acked, n)
 			}
-			for _, p := range r.store.parked {
+			for _, p := range r.store.all() {
 				if p.State == inbox.ParkedWaiting && (p.Reason != inbox.ReasonWaiting || p.Attempts != 0 || p.Error != "" || p.Failure != "") {
 					t.Errorf("a waiting row: %+v", p.Parked)
 				}
@@ -233,7 +233,7 @@ func TestOnDead(t *testing.T) {
 						t.Errorf("effects %v, want %v", got, want)
 					}
 					mended = true
-					id := []int64{r.store.parked[0].ID}
+					id := []int64{r.store.all()[0].ID}
 					if discard {
 						_, _ = r.store.DiscardParked(t.Context(), id, "by a person")
 					} else {
@@ -286,7 +286,7 @@ func TestFullLaneDrains(t *testing.T) {
 				if n, s := r.store.states(), r.queue.Stats(); n[inbox.ParkedWaiting] != 5 || s.Acked != 6 || s.InFlight != 10 {
 					t.Errorf("parked: %v, %+v; want 5 that wait and 10 in flight", n, s)
 				}
-				if n := len(r.store.begins); n > 300 {
+				if n, _ := r.store.asked(); n > 300 {
 					t.Errorf("%d transactions in 9 minutes for a lane that stands still", n)
 				}
 				if n := strings.Count(r.logs.String(), "lane stands still"); n < 1 || n > 9 {
@@ -338,7 +338,7 @@ func TestDuplicatesOfParked(t *testing.T) {
 		if got := r.effects(); !slices.Equal(got, []string{"a-1", "a-2"}) {
 			t.Errorf("effects %v", got)
 		}
-		if n := r.store.states(); n[inbox.ParkedDead] != 1 || len(r.store.parked) != 1 {
+		if n := r.store.states(); n[inbox.ParkedDead] != 1 || len(r.store.all()) != 1 {
 			t.Errorf("parked: %v", n)
 		}
 	})
@@ -377,8 +377,8 @@ func TestParkWithoutTransaction(t *testing.T) {
 			r.drain()
 			_ = r.end()
 			if meanwhile {
-				if runs != 1 || parks != 1 || len(r.store.parked) != 0 || r.seen.count(inbox.Replay) != 1 {
-					t.Errorf("%d runs, %d parks, %d rows, %d replays; want a replay and nothing parked", runs, parks, len(r.store.parked), r.seen.count(inbox.Replay))
+				if runs != 1 || parks != 1 || len(r.store.all()) != 0 || r.seen.count(inbox.Replay) != 1 {
+					t.Errorf("%d runs, %d parks, %d rows, %d replays; want a replay and nothing parked", runs, parks, len(r.store.all()), r.seen.count(inbox.Replay))
 				}
 				r.wantEffects("a-2")
 				return
@@ -412,8 +412,8 @@ func TestStoreWithoutParker(t *testing.T) {
 			return inbox.New(inbox.Store[*fakeTx](noParker{r.store}), "billing", keyfunc.JSON("id"), h, c)
 		}, nil)
 		<-time.After(200 * time.Minute)
-		if len(r.store.parked) != 0 || len(r.effects()) != 0 {
-			t.Errorf("%d parked, effects %v", len(r.store.parked), r.effects())
+		if len(r.store.all()) != 0 || len(r.effects()) != 0 {
+			t.Errorf("%d parked, effects %v", len(r.store.all()), r.effects())
 		}
 		<-time.After(time.Hour)
 		_ = r.end()
@@ -485,8 +485,8 @@ func TestClassify(t *testing.T) {
 				t.Errorf("%s: asked about %v", c.name, asked)
 			}
 			if c.dead != "" {
-				if len(r.store.parked) != 1 || r.store.parked[0].Reason != c.dead {
-					t.Errorf("%s: parked %+v, want dead: %s", c.name, r.store.parked, c.dead)
+				if len(r.store.all()) != 1 || r.store.all()[0].Reason != c.dead {
+					t.Errorf("%s: parked %+v, want dead: %s", c.name, r.store.all(), c.dead)
 				}
 				return
 			}

@@ -23,7 +23,7 @@ type rig struct {
 	queue *memory.Queue
 	src   *memory.Source
 	seen  *recorder
-	logs  *bytes.Buffer
+	logs  *lockedWriter
 	stop  context.CancelFunc
 	done  chan error
 }
@@ -99,7 +99,7 @@ func (r *recorder) counted() (counted, free int) {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	return &rig{t: t, store: newFakeStore(), queue: memory.New("orders", nil), seen: &recorder{}, logs: &bytes.Buffer{}}
+	return &rig{t: t, store: newFakeStore(), queue: memory.New("orders", nil), seen: &recorder{}, logs: &lockedWriter{}}
 }
 
 // start runs a consumer; cfg may be nil.
@@ -116,7 +116,7 @@ func (r *rig) startBulk(construct func(*inbox.Config) (*inbox.Consumer[*fakeTx],
 		cfg = &inbox.Config{}
 	}
 	cfg.Hooks = append(cfg.Hooks, r.seen)
-	cfg.Logger = slog.New(slog.NewTextHandler(&lockedWriter{w: r.logs}, nil))
+	cfg.Logger = slog.New(slog.NewTextHandler(r.logs, nil))
 	c, err := construct(cfg)
 	if err != nil {
 		r.t.Fatal(err)
@@ -129,7 +129,13 @@ func (r *rig) startBulk(construct func(*inbox.Config) (*inbox.Consumer[*fakeTx],
 
 type lockedWriter struct {
 	mu sync.Mutex
-	w  *bytes.Buffer
+	w  bytes.Buffer
+}
+
+func (l *lockedWriter) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.w.String()
 }
 
 func (l *lockedWriter) Write(p []byte) (int, error) {

@@ -1,7 +1,6 @@
 package inbox_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -784,8 +783,8 @@ func TestRunErrors(t *testing.T) {
 // A source that cannot say good-bye to its broker is told of, and no failure of Run.
 func TestRunLogsFailedClose(t *testing.T) {
 	t.Parallel()
-	var logs bytes.Buffer
-	c, err := inbox.New(newFakeStore(), "billing", keyfunc.JSON("id"), write, &inbox.Config{Logger: slog.New(slog.NewTextHandler(&lockedWriter{w: &logs}, nil))})
+	var logs lockedWriter
+	c, err := inbox.New(newFakeStore(), "billing", keyfunc.JSON("id"), write, &inbox.Config{Logger: slog.New(slog.NewTextHandler(&logs, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,8 @@ type work struct {
 	full    int  // times that it found no room to wait in the parked table
 	alone   bool // to be run alone next
 	suspect suspicion
-	verdict *verdict // to be parked as soon as its claim is held
+	verdict *verdict  // to be parked as soon as its claim is held
+	until   time.Time // the end of the lease of one that was fed
 
 	fate  fate
 	start time.Time
