@@ -320,6 +320,9 @@ func (c *chaos[Tx]) compare(once, e *roundEnd) string {
 			return fmt.Sprintf("%s was handled %d times, under the keys %q: the key must be the same for every delivery",
 				c.names[i], len(keys), keys)
 		}
+		if e.firsts[i] > 1 {
+			return fmt.Sprintf("the work for %s was committed %d times: the store does not keep its key", c.names[i], e.firsts[i])
+		}
 	}
 	for i, conflict := range e.conflicts {
 		if conflict {

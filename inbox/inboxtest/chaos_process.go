@@ -248,8 +248,11 @@ func (run *chaosRun[Tx]) after(err error) error {
 // happen lets a fault happen and returns the error that the handler gets.
 func (run *chaosRun[Tx]) happen(f fault) error {
 	p := run.batch.p
-	if f.kind == runOverlap && (p.r.c.oneWriter || !p.r.mayOverlap(f.other, run.batch.messages)) {
-		return nil
+	other := -1
+	if f.kind == runOverlap {
+		if other = p.r.overlapping(f.other, run.batch.messages); other < 0 {
+			return nil
+		}
 	}
 	if !p.r.take(f) {
 		return nil
@@ -276,7 +279,7 @@ func (run *chaosRun[Tx]) happen(f fault) error {
 		<-run.ctx.Done() // The loop tells the handler.
 		p.stop()
 	case runOverlap:
-		run.batch.join(p.r.beside(p.r.c.messages[f.other], beginPatience))
+		run.batch.join(p.r.beside(p.r.c.messages[other], beginPatience))
 	}
 	return nil
 }
@@ -324,9 +327,9 @@ func (s *chaosStore[Tx]) Begin(ctx context.Context, claims []inbox.Claim, o inbo
 		if p.dead.Load() {
 			return nil, errDead
 		}
-		for _, f := range p.r.due(atBegin, b.messages) {
-			p.r.note("%s: FAULT: %s", p.name, p.r.c.describeFault(f))
-			if f.kind == beginBusy {
+		if faults := p.r.due(atBegin, b.messages); len(faults) > 0 { // One is enough.
+			p.r.note("%s: FAULT: %s", p.name, p.r.c.describeFault(faults[0]))
+			if faults[0].kind == beginBusy {
 				return nil, errSerialize
 			}
 			return nil, errNoDatabase

@@ -120,6 +120,6 @@ func (s *schedule) dropMessage(i int) bool {
 	}
 	s.absent[i] = true
 	s.entries = withoutMessages(s.entries, s.absent)
-	s.faults = slices.DeleteFunc(s.faults, func(f fault) bool { return f.message == i || f.kind == runOverlap && f.other == i })
+	s.faults = slices.DeleteFunc(s.faults, func(f fault) bool { return f.message == i })
 	return true
 }

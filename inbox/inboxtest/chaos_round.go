@@ -303,6 +303,17 @@ func (r *round[Tx]) take(f fault) bool {
 	return false
 }
 
+// overlapping returns the message that can be handled beside those of a batch,
+// from i on; -1 when there is none.
+func (r *round[Tx]) overlapping(i int, batch []int) int {
+	for n := range r.c.messages {
+		if other := (i + n) % len(r.c.messages); !r.c.oneWriter && r.mayOverlap(other, batch) {
+			return other
+		}
+	}
+	return -1
+}
+
 // mayOverlap tells that a message can be handled beside those of a batch: it is
 // not done, and all before it in its lane are.
 func (r *round[Tx]) mayOverlap(i int, batch []int) bool {

@@ -116,7 +116,7 @@ var kinds = []struct {
 	runCancel:         {FaultCancel, atRun, "the handler's context ends"},
 	runCrash:          {FaultCrash, atRun, "the process dies"},
 	runRevoke:         {FaultRevoke, atRun, "the delivery is lost"},
-	runOverlap:        {FaultOverlap, atRun, "another process handles"},
+	runOverlap:        {FaultOverlap, atRun, "another process handles another message"},
 	commitRefused:     {FaultDatabase, atCommit, "a serialization failure at COMMIT"},
 	commitLostNo:      {FaultCommitLost, atCommit, "no answer to COMMIT, which was not carried out"},
 	commitLostYes:     {FaultCommitLost, atCommit, "no answer to COMMIT, which was carried out"},
@@ -133,7 +133,7 @@ type fault struct {
 	message   int
 	time      int // from 1
 	statement int // of the run, from 1; 0: when the handler has returned
-	other     int // the message that overlaps
+	other     int // the message that overlaps, or the next one that can
 }
 
 // copyKind says how a published message relates to the one that was given.
@@ -192,10 +192,16 @@ func (c *chaos[Tx]) generate(seed uint64) *schedule {
 			s.poison = i
 		}
 	}
-	var possible []kind
-	for k, about := range kinds {
-		if c.cfg.Faults&about.of != 0 {
-			possible = append(possible, kind(k))
+	var possible [][]kind // by what they belong to
+	for of := Fault(1); of <= DefaultFaults; of <<= 1 {
+		var group []kind
+		for k, about := range kinds {
+			if about.of == of && c.cfg.Faults&of != 0 {
+				group = append(group, kind(k))
+			}
+		}
+		if group != nil {
+			possible = append(possible, group)
 		}
 	}
 	if len(possible) == 0 {
@@ -207,8 +213,9 @@ func (c *chaos[Tx]) generate(seed uint64) *schedule {
 	return s
 }
 
-func (c *chaos[Tx]) fault(rng *rand.Rand, possible []kind) fault {
-	f := fault{kind: possible[rng.IntN(len(possible))], message: rng.IntN(len(c.messages)), time: 1}
+func (c *chaos[Tx]) fault(rng *rand.Rand, possible [][]kind) fault {
+	group := possible[rng.IntN(len(possible))]
+	f := fault{kind: group[rng.IntN(len(group))], message: rng.IntN(len(c.messages)), time: 1}
 	if rng.IntN(4) == 0 {
 		f.time = 2
 	}
@@ -337,12 +344,8 @@ func (c *chaos[Tx]) describe(s *schedule) []string {
 
 func (c *chaos[Tx]) describeFault(f fault) string {
 	about := kinds[f.kind]
-	what := about.text
-	if f.kind == runOverlap {
-		what += " " + c.names[f.other]
-	}
 	where := map[point]string{atBegin: "claim", atRun: "run", atCommit: "commit"}[about.at]
-	text := fmt.Sprintf("%s, %s %d: %s", c.names[f.message], where, f.time, what)
+	text := fmt.Sprintf("%s, %s %d: %s", c.names[f.message], where, f.time, about.text)
 	switch {
 	case about.at != atRun:
 	case f.statement > 0:
