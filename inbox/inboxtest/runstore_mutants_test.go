@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime"
 	"strings"
 	"sync"
@@ -66,6 +67,9 @@ type (
 type mutantStore struct {
 	store
 	inbox.Inspector
+	inbox.Parker
+	inbox.Undertaker
+	feed  feedMutant
 	begin func(ctx context.Context, s store, cs []inbox.Claim, o inbox.BeginOptions) (batch, error)
 	own   func(ctx context.Context, s store, tx pgx.Tx, consumer, key string, opts []inbox.ClaimOption) (inbox.Entry, error)
 	save  func() error
@@ -73,6 +77,11 @@ type mutantStore struct {
 	check func(err error) error
 	reg   func(err error) error
 	class func(c inbox.Class) inbox.Class
+}
+
+// use makes s the right store that m is made of.
+func (m *mutantStore) use(s store) {
+	m.store, m.Inspector, m.Parker, m.Undertaker = s, s.(inbox.Inspector), s.(inbox.Parker), s.(inbox.Undertaker)
 }
 
 func (m *mutantStore) Begin(ctx context.Context, cs []inbox.Claim, o inbox.BeginOptions) (batch, error) {
@@ -252,15 +261,15 @@ func inRun(sql string) mutantStore {
 	}})
 }
 
-// mutants are stores with one thing wrong and the rules that must notice.
-func mutants() map[string]struct {
+// mutant is a store with one thing wrong and the rules that must notice.
+type mutant struct {
 	store mutantStore
 	rules []string
-} {
-	type m = struct {
-		store mutantStore
-		rules []string
-	}
+}
+
+// mutants are stores that claim and run wrongly.
+func mutants() map[string]mutant {
+	type m = mutant
 	return map[string]m{
 		"commits nothing": {with(mutantBatch{commit: func(_ context.Context, b batch) error { b.Abort(); return nil }}),
 			[]string{"first claim", "results", "park under the claim"}},
@@ -380,7 +389,9 @@ func mutants() map[string]struct {
 func TestRunStoreNoticesMutants(t *testing.T) {
 	t.Parallel()
 	url := pgtest.URL(t, pgtest.Postgres)
-	for name, m := range mutants() {
+	all := mutants()
+	maps.Copy(all, feedMutants())
+	for name, m := range all {
 		for _, rule := range m.rules {
 			t.Run(name+"/"+rule, func(t *testing.T) {
 				t.Parallel()
@@ -389,12 +400,12 @@ func TestRunStoreNoticesMutants(t *testing.T) {
 				h.Open = func(tb testing.TB, isolation string) *inboxtest.StoreFixture[pgx.Tx] {
 					f := right(tb, isolation)
 					wrong := m.store
-					wrong.store, wrong.Inspector = f.Store, f.Store.(inbox.Inspector)
+					wrong.use(f.Store)
 					f.Store = &wrong
 					cut := f.CutCommit
 					f.CutCommit = func(tb testing.TB, reached bool) inbox.Store[pgx.Tx] {
 						wrong := m.store
-						wrong.store = cut(tb, reached)
+						wrong.use(cut(tb, reached))
 						return &wrong
 					}
 					return f
