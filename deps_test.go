@@ -139,7 +139,7 @@ var unbound = []string{"cmd/...", "examples/..."}
 var testKits = append([]string{"broker/brokertest/...", "inbox/inboxtest/..."}, testHarnesses...)
 
 // testHarnesses are packages that only tests of this module import.
-var testHarnesses = []string{"inbox/internal/cutproxy", "inbox/internal/pgtest", "inbox/internal/pgxharness"}
+var testHarnesses = []string{"inbox/internal/cutproxy", "inbox/internal/parkrace", "inbox/internal/pgtest", "inbox/internal/pgxharness"}
 
 // mustExist are packages without which the boundaries above guard nothing.
 var mustExist = []string{"broker", "broker/memory", "broker/brokertest", "keyfunc", "inbox", "inbox/inboxpgx", "inbox/inboxsql", "inbox/inboxtest", "inbox/inboxotel", "kafka", "rabbitmq", "sqs", "internal/retry", "internal/lanename", "migrations"}
