@@ -194,9 +194,12 @@ func TestChaosFinds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if again := find(&inboxtest.ChaosConfig{Seed: n, Rounds: 1}); !strings.Contains(again, seed[0]) {
-				t.Errorf("the seed finds %q", again)
+			for range 5 { // Another process may be too slow to overlap on a busy machine.
+				if strings.Contains(find(&inboxtest.ChaosConfig{Seed: n, Rounds: 1}), seed[0]) {
+					return
+				}
 			}
+			t.Error("the seed finds nothing again")
 		})
 	}
 }

@@ -134,9 +134,9 @@ type chaos[Tx any] struct {
 	// references are the undisturbed runs, by the messages that are left out.
 	references map[string]*roundEnd
 	statements []int // by message: how many its handler sent, undisturbed
-	// oneWriter: the database lets no two transactions be open at once, as far
-	// as was seen, so that none can overlap.
-	oneWriter bool
+	// blocked counts overlaps, in a row, that did not come to be because there
+	// could be no second transaction, see maxBlocked.
+	blocked int
 	// patient tells that goroutines of handlers are waited for. It ends with the
 	// first one that does not end.
 	patient bool

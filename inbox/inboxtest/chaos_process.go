@@ -40,10 +40,10 @@ var (
 // process is one consumer with the faults of the round around it. It is the hook
 // of its consumer.
 type process[Tx any] struct {
-	r       *round[Tx]
-	name    string
-	faults  bool          // else nothing happens to it
-	started chan struct{} // closed when its handler starts; nil: nobody asks
+	r        *round[Tx]
+	name     string
+	faults   bool          // else nothing happens to it
+	progress chan progress // how far it has come; nil: nobody asks
 
 	source *pluggedSource
 	stop   context.CancelFunc // of Run
@@ -116,9 +116,6 @@ func (p *process[Tx]) crash() {
 
 // handle runs the user's handler, with what goes wrong around it.
 func (p *process[Tx]) handle(ctx context.Context, tx Tx, ms []*inbox.Message) error {
-	if p.started != nil {
-		p.startOnce()
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	b := p.batch
@@ -147,11 +144,11 @@ func (p *process[Tx]) handle(ctx context.Context, tx Tx, ms []*inbox.Message) er
 	return run.after(err)
 }
 
-func (p *process[Tx]) startOnce() {
+// reach tells who asks how far the process has come.
+func (p *process[Tx]) reach(at progress) {
 	select {
-	case <-p.started:
-	default:
-		close(p.started)
+	case p.progress <- at:
+	default: // Nobody asks, or not as quickly.
 	}
 }
 
@@ -279,7 +276,7 @@ func (run *chaosRun[Tx]) happen(f fault) error {
 		<-run.ctx.Done() // The loop tells the handler.
 		p.stop()
 	case runOverlap:
-		run.batch.join(p.r.beside(p.r.c.messages[other], beginPatience))
+		run.batch.join(p.r.beside(p.r.c.messages[other], overlapPatience))
 	}
 	return nil
 }
@@ -335,13 +332,17 @@ func (s *chaosStore[Tx]) Begin(ctx context.Context, claims []inbox.Claim, o inbo
 			return nil, errNoDatabase
 		}
 	}
-	o.BeforeStatement = func(string) error { return b.statement() }
+	o.BeforeStatement = func(string) error {
+		p.reach(progressStatement)
+		return b.statement()
+	}
 	var err error
 	if b.Batch, err = s.Store.Begin(ctx, claims, o); err != nil {
 		p.r.note("%s: %s: not begun: %s", p.name, p.r.list(b.messages), firstLine(err.Error()))
 		return nil, err
 	}
 	p.batch = b
+	p.reach(progressBegun)
 	return b, nil
 }
 

@@ -83,7 +83,7 @@ func (c *chaos[Tx]) play(s *schedule) *roundEnd {
 		return r.end
 	}
 	if sizer, ok := r.world.Store.(inbox.PoolSizer); ok && sizer.PoolSize() == 1 {
-		c.oneWriter = true
+		c.blocked = maxBlocked // There is nobody to overlap with.
 	}
 	var cancel context.CancelFunc
 	r.ctx, cancel = context.WithTimeout(c.t.Context(), c.cfg.Timeout)
@@ -307,7 +307,7 @@ func (r *round[Tx]) take(f fault) bool {
 // from i on; -1 when there is none.
 func (r *round[Tx]) overlapping(i int, batch []int) int {
 	for n := range r.c.messages {
-		if other := (i + n) % len(r.c.messages); !r.c.oneWriter && r.mayOverlap(other, batch) {
+		if other := (i + n) % len(r.c.messages); r.c.blocked < maxBlocked && r.mayOverlap(other, batch) {
 			return other
 		}
 	}
@@ -337,10 +337,10 @@ func (r *round[Tx]) mayOverlap(i int, batch []int) bool {
 	return true
 }
 
-// beside gives a message to another process and waits until it is done, or as
-// far as it comes beside what is open here. join waits for its end.
+// beside gives a message to another process and waits until it is done, or gets no
+// further beside what is open here. join waits for its end.
 func (r *round[Tx]) beside(m *broker.Message, patience time.Duration) (join func()) {
-	p := &process[Tx]{r: r, name: "another process", started: make(chan struct{})}
+	p := &process[Tx]{r: r, name: "another process", progress: make(chan progress, 1)}
 	consumer, err := p.consumer(1)
 	if err != nil {
 		r.note("another process: %v", err)
@@ -358,30 +358,47 @@ func (r *round[Tx]) beside(m *broker.Message, patience time.Duration) (join func
 		r.note("another process: %s: %s", r.c.names[i], result.Outcome)
 		r.settled(m.ID, result.Key.Tenant+result.Key.MessageKey, result.Outcome, "")
 	}()
+	join = func() { <-done }
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	select {
-	case <-done:
-	case <-p.started: // Now it may have to wait for what is locked here.
-		timer.Reset(overlapPatience)
+	for reached := progress(0); ; {
 		select {
 		case <-done:
+			r.c.blocked = 0
+			return join
+		case at := <-p.progress:
+			reached = max(reached, at)
+			timer.Reset(patience)
 		case <-timer.C:
+			if reached < progressBegun && patience == overlapPatience {
+				r.c.blocked++
+			} else {
+				r.c.blocked = 0
+			}
+			return join
 		}
-	case <-timer.C:
-		r.c.oneWriter = r.c.oneWriter || patience == beginPatience
 	}
-	return func() { <-done }
 }
 
+// progress is how far a process has come.
+type progress int
+
 const (
-	// overlapPatience is how long an open transaction waits for the handler of
-	// another message, which may wait for it.
-	overlapPatience = 25 * time.Millisecond
-	// beginPatience is how long it waits for that handler to start.
-	beginPatience = 250 * time.Millisecond
+	// progressBegun: it has its keys.
+	progressBegun progress = iota + 1
+	// progressStatement: it sends a statement.
+	progressStatement
+)
+
+const (
+	// overlapPatience is how long an open transaction waits for a sign of life of
+	// another process, which may have to wait for this one.
+	overlapPatience = 100 * time.Millisecond
 	// twinPatience is the same for a twin, which does wait.
 	twinPatience = time.Millisecond
+	// maxBlocked is how often in a row another process may get no keys until it is
+	// taken for granted that there can be only one transaction.
+	maxBlocked = 3
 )
 
 func prefix(s, sep string) string {
