@@ -7,9 +7,15 @@
 // primary key of the table decides races. A message whose key is already there
 // is a replay: the handler does not run and the stored result is given back.
 //
+// A message that fails is tried again: soon in its place, later from the parked
+// table, where it waits with all that is behind it in its lane while the broker has
+// been told that it is done (see [Parking]). After its last attempt it is a dead
+// letter, for a person.
+//
 // There are three depths, so that nobody has to take more than they need:
 //
-//   - [Consumer.Run] is the loop: lanes, batches, retries, dead letters, acks.
+//   - [Consumer.Run] is the loop: lanes, batches, retries, parking, dead letters,
+//     acks.
 //   - [Consumer.Process] handles one message from anywhere.
 //   - [Store].Claim takes a key inside a transaction that the caller owns.
 //

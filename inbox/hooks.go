@@ -56,15 +56,18 @@ type OutcomeEvent struct {
 	Duration time.Duration
 	// TraceID is the W3C trace id of the message; empty when it has none.
 	TraceID string
-	// Reason is set when this delivery became a dead letter, which a Conflict can
-	// be as well as a Dead; empty for a duplicate that was attached to one, and for
-	// every other message.
+	// Reason is set when this delivery was parked or became a dead letter, which a
+	// Conflict can be as well as a Dead; empty for a duplicate that was attached to
+	// one, and for every other message.
 	Reason Reason
-	// Err is the last error of a dead letter; nil otherwise.
+	// Err is the last error of a dead letter, and of a message that failed and was
+	// parked; nil otherwise.
 	Err error
 }
 
-// OnOutcome is called once for every message that is done with.
+// OnOutcome is called once for every delivery that is done with, and once more for a
+// message that was parked when it is done or dead in the end. A parked message that
+// fails again is for OnRetry.
 type OnOutcome interface {
 	OnOutcome(ctx context.Context, e OutcomeEvent)
 }
@@ -77,7 +80,7 @@ type RetryEvent struct {
 	Message    *broker.Message
 	// Attempt is the number of the attempt that failed.
 	Attempt int
-	// Delay is the time until the next one.
+	// Delay is the time until the next one, in its lane or from the parked table.
 	Delay time.Duration
 	// Counted tells whether it used up an attempt; infrastructure trouble does
 	// not.

@@ -22,8 +22,9 @@ type Message struct {
 	// message and the right base for keys of outside calls (the Idempotency-Key
 	// of a payment gateway).
 	MessageKey string
-	// Attempt is the number of this attempt in this process, from 1. Runs that
-	// failed because of infrastructure do not count.
+	// Attempt is the number of this attempt, from 1: in this process, and over all
+	// processes once the message has been parked. Runs that failed because of
+	// infrastructure do not count.
 	Attempt int
 	// EventTime is when the event happened, see Config.EventTime; zero when
 	// unknown.

@@ -34,7 +34,7 @@ const (
 	OutsideWindow Outcome = "outside_window"
 
 	// WasParked: the message waits in the parked table, now or since an earlier
-	// delivery, and gets more attempts from there.
+	// delivery, for its next attempt or for an earlier message of its lane.
 	WasParked Outcome = "parked"
 
 	// Dead: the message is a dead letter, now or since an earlier delivery. It

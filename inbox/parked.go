@@ -24,7 +24,8 @@ type Parked struct {
 	// Lane is the ordering domain it came in; empty for none.
 	Lane string
 
-	// State is ParkedDead, or ParkedRetry for a message that gets more attempts.
+	// State is ParkedDead, ParkedRetry for a message that gets more attempts, or
+	// ParkedWaiting for one that queues behind a parked one.
 	State ParkedState
 
 	// Reason says why it is here.
@@ -34,7 +35,8 @@ type Parked struct {
 	Error string
 
 	// Failure is the same for failures that look alike: a hash of the reason and
-	// of the error without its numbers, ids and quoted parts.
+	// of the error without its numbers, ids and quoted parts. Empty for a message
+	// that has not failed.
 	Failure string
 
 	// Attempts is how many attempts failed, see Retry.MaxAttempts.
@@ -87,7 +89,8 @@ const (
 	// ReasonPermanent: the handler returned Permanent.
 	ReasonPermanent Reason = "permanent error"
 	// ReasonInvalidKey: no key could be derived that can be trusted, or no
-	// tenant, fingerprint or event time, or the database refused the key.
+	// tenant, fingerprint or event time, or the database refused the key. Tried
+	// again by a person, it gets a key by the key function as it is then.
 	ReasonInvalidKey Reason = "invalid key"
 	// ReasonConflict: the key was handled before with another body.
 	ReasonConflict Reason = "conflict"

@@ -28,6 +28,9 @@ import (
 // ConflictFail (ErrConflict). src is closed in every case; when its Close fails,
 // that is logged: what was acked last may come again then.
 //
+// Besides src, Run feeds back the consumer's parked messages, whoever parked them,
+// see Parking.
+//
 // Several Runs of one Consumer may go on at once, with different sources; each
 // has workers of its own.
 func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) (err error) {

@@ -29,7 +29,8 @@ func (e *permanentError) Error() string { return e.err.Error() }
 func (e *permanentError) Unwrap() error { return e.err }
 
 // RetryAfter marks err so that the next attempt comes after d instead of after
-// the configured backoff. It counts as an attempt. Zero or negative d: at once.
+// the configured backoff. It counts as an attempt. Zero or negative d: at once. With
+// more than Parking.Hold the message is parked until then.
 // RetryAfter(nil, d) is nil.
 func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
