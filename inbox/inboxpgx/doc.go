@@ -57,6 +57,21 @@
 // connection pgx prepares the statements first, which costs one more each time
 // a text is seen for the first time.
 //
+// # Parked messages
+//
+// [Store.Lease] asks the tables in one round trip, by indexes; what waits behind the
+// first message of a lane costs nothing, and neither do dead letters. It costs about
+// ten microseconds of the server for each lane that has parked messages. When
+// something is due, a second round trip leases it: rows that others have locked are
+// passed over. Lanes take turns when more is due than was asked for.
+//
+// A message that has waited longer than its lease lasts is still worked on, if
+// nobody else has leased it meanwhile: its row is locked for the transaction.
+//
+// Whether the lane of a live message is free is read with its claim, in the same
+// round trip. A message alone has statements without arrays for that, so that the
+// server keeps their plans.
+//
 // # Poolers
 //
 // Behind PgBouncer in transaction mode, or any pooler that does not keep

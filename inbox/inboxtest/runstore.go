@@ -142,6 +142,7 @@ func storeRules[Tx any]() []storeRule[Tx] {
 	all = append(all, endRules[Tx]()...)
 	all = append(all, parkRules[Tx]()...)
 	all = append(all, feedRules[Tx]()...)
+	all = append(all, fedRules[Tx]()...)
 	all = append(all, laneRules[Tx]()...)
 	all = append(all, feedRaceRules[Tx]()...)
 	all = append(all, undertakeRules[Tx]()...)

@@ -21,7 +21,7 @@ func TryRule[Tx any](tb testing.TB, h *StoreHarness[Tx], name string, timeout ti
 // FeedRules returns the names of the rules for stores with StoreHarness.Parking.
 func FeedRules[Tx any]() []string {
 	var names []string
-	for _, rules := range [][]storeRule[Tx]{feedRules[Tx](), laneRules[Tx](), feedRaceRules[Tx](), undertakeRules[Tx]()} {
+	for _, rules := range [][]storeRule[Tx]{feedRules[Tx](), fedRules[Tx](), laneRules[Tx](), feedRaceRules[Tx](), undertakeRules[Tx]()} {
 		for _, r := range rules {
 			names = append(names, r.name)
 		}

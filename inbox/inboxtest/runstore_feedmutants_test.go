@@ -142,7 +142,6 @@ func greedy(ctx context.Context, p inbox.Parker, r inbox.LeaseRequest) (inbox.Le
 // feedMutants are stores that feed messages back wrongly, keep no order, or do not
 // do what a person wants.
 func feedMutants() map[string]mutant {
-	type m = mutant
 	all := map[string]mutant{
 		"leases to everybody": {mutantStore{feed: feedMutant{lease: func(ctx context.Context, p inbox.Parker, r inbox.LeaseRequest) (inbox.Leased, error) {
 			l, err := p.Lease(ctx, r)
