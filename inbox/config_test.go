@@ -56,6 +56,14 @@ func TestNewRefuses(t *testing.T) {
 		{"backoff over its cap", small, "c", key, write, &inbox.Config{Retry: inbox.Retry{Backoff: time.Hour, MaxBackoff: time.Second}}, []string{"Retry.MaxBackoff", "1h"}},
 		{"negative cap", small, "c", key, write, &inbox.Config{Retry: inbox.Retry{MaxBackoff: -1}}, []string{"Retry.MaxBackoff"}},
 		{"unknown policy", small, "c", key, write, &inbox.Config{OnConflict: 7}, []string{"OnConflict", "7"}},
+		{"unknown policy", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{OnDead: 2}}, []string{"Parking.OnDead", "2"}},
+		{"unknown policy", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{OnDead: -1}}, []string{"Parking.OnDead", "-1"}},
+		{"blocks nothing", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{OnDead: inbox.DeadBlock, Unordered: true}}, []string{"Parking.OnDead", "Unordered"}},
+		{"seconds forgotten", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{Poll: 5}}, []string{"Parking.Poll", "5ns", "10ms"}},
+		{"short lease", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{Lease: time.Millisecond}}, []string{"Parking.Lease", "1s"}},
+		{"no lease", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{Lease: -1}}, []string{"Parking.Lease"}},
+		{"endless lease", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{Lease: math.MaxInt64}}, []string{"Parking.Lease", "480h"}},
+		{"short dead retention", small, "c", key, write, &inbox.Config{Parking: inbox.Parking{DeadRetention: time.Millisecond}}, []string{"Parking.DeadRetention", "1s"}},
 		{"not a hook", small, "c", key, write, &inbox.Config{Hooks: []inbox.Hook{3}}, []string{"Hooks[0]", "int"}},
 		{"nil hook", small, "c", key, write, &inbox.Config{Hooks: []inbox.Hook{nil}}, []string{"Hooks[0]"}},
 		{"long worker", small, "c", key, write, &inbox.Config{Worker: strings.Repeat("x", 201)}, []string{"Worker", "200"}},
@@ -89,6 +97,7 @@ func TestConfigValues(t *testing.T) {
 	off := &inbox.Config{
 		Workers: 1, BatchSize: -1, BatchTime: -1, HandlerTimeout: -1, ShutdownTimeout: -1, MaxInFlight: -1,
 		MaxInFlightBytes: -1, Retention: -1, Retry: inbox.Retry{MaxAttempts: -1, Backoff: -1},
+		Parking: inbox.Parking{Hold: -1, MaxWaiting: -1, MaxWaitingBytes: -1, Poll: -1, DeadRetention: -1},
 	}
 	for _, cfg := range []*inbox.Config{nil, {}, off} {
 		c, err := inbox.New(s, "c", keyfunc.JSON("id"), write, cfg)
