@@ -14,6 +14,7 @@ import (
 // children are the main functions of this binary when a test starts it again as
 // a process of its own, by the value of ACKAFTER_CHILD.
 var children = map[string]func(context.Context) error{
+	"chaos":     chaosChild,
 	"k1":        k1Child,
 	"killpoint": killpointChild,
 	"siblings":  siblingsChild,

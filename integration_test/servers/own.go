@@ -34,6 +34,8 @@ type Own struct {
 	pidFile string
 	// signal makes it end as in a crash, and its data survive.
 	signal syscall.Signal
+	// env is what the script needs besides.
+	env []string
 }
 
 // OwnPostgres starts a PostgreSQL 15 with fsync, synchronous_commit and
@@ -42,6 +44,15 @@ func OwnPostgres(t testing.TB) *Own {
 	t.Helper()
 	// SIGQUIT is what `pg_ctl stop -m immediate` sends.
 	return startOwn(t, &Own{server: postgresDurable, pidFile: "pgdurable/data/postmaster.pid", signal: syscall.SIGQUIT}, "pgdurable")
+}
+
+// OwnStandby starts a standby of primary, which [OwnPostgres] started.
+func OwnStandby(t testing.TB, primary *Own) *Own {
+	t.Helper()
+	return startOwn(t, &Own{
+		server: postgresStandby, pidFile: "pgstandby/data/postmaster.pid", signal: syscall.SIGQUIT,
+		env: []string{"ACKAFTER_STANDBY_OF=" + primary.Address},
+	}, "pgstandby")
 }
 
 // OwnKafka starts a Kafka broker.
@@ -62,6 +73,13 @@ func OwnRabbitMQ(t testing.TB) (*Own, *RabbitMQServer) {
 		t.Fatalf("servers: a rabbitmq of its own: no address of its management: %v", err)
 	}
 	return o, &RabbitMQServer{URL: o.Address, Management: management}
+}
+
+// OwnSQS starts a server for the protocol of Amazon SQS; its address is what [SQS]
+// would return. It keeps everything in memory, so a crash loses it.
+func OwnSQS(t testing.TB) *Own {
+	t.Helper()
+	return startOwn(t, &Own{server: elasticMQ, pidFile: "elasticmq.pid", signal: syscall.SIGKILL}, "elasticmq")
 }
 
 // ownMu makes one start at a time: they share what is downloaded.
@@ -155,7 +173,8 @@ func lowPort(ctx context.Context) (string, error) {
 func (o *Own) run(ctx context.Context, arguments ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, nativeTimeout)
 	defer cancel()
-	return runProgram(ctx, []string{"ACKAFTER_SERVICES_DIR=" + o.state, "ACKAFTER_SERVICES_LOCKED="}, o.script, arguments...)
+	env := append([]string{"ACKAFTER_SERVICES_DIR=" + o.state, "ACKAFTER_SERVICES_LOCKED="}, o.env...)
+	return runProgram(ctx, env, o.script, arguments...)
 }
 
 // Control runs the program that administers a RabbitMQ server, rabbitmqctl, and
