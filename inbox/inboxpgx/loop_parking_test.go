@@ -37,7 +37,7 @@ func TestParkingRace(t *testing.T) {
 					return pgx.CollectRows(rows, pgx.RowTo[string])
 				},
 				Down: fmt.Errorf("crashed: %w", &pgconn.PgError{Code: "57P01", Message: "terminating connection"}),
-				Seed: 1,
+				Seed: 1, Rounds: 10,
 			}
 			r.Run(t)
 		})

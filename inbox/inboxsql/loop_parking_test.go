@@ -41,7 +41,7 @@ func TestParkingRace(t *testing.T) {
 				return entries, rows.Err()
 			},
 			Down: fmt.Errorf("crashed: %w", driver.ErrBadConn),
-			Seed: 1,
+			Seed: 1, Rounds: 6,
 		}
 		r.Run(t)
 	})

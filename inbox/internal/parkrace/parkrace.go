@@ -39,6 +39,8 @@ type Race[Tx any] struct {
 	// Down is an error of a database that is gone, as the store knows it.
 	Down error
 	Seed uint64
+	// Rounds is how much happens: some twenty messages each.
+	Rounds int
 
 	rmu     sync.Mutex
 	rnd     *rand.Rand
@@ -59,17 +61,28 @@ func (l *logs) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
 // Run races two processes, which crash, stop and lose deliveries, over some hundred
 // messages. Then every entry (a body under a key) has exactly one effect or one dead
 // letter, nothing waits, and the effects of a lane are in its order. At the end a
 // person has the dead ones tried again, and discards some.
 func (r *Race[Tx]) Run(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
+	defer func() {
+		if t.Failed() {
+			t.Logf("seed %d\n%s", r.Seed, r.logs.String())
+		}
+	}()
 	r.rnd = rand.New(rand.NewPCG(r.Seed, 3)) //nolint:gosec // G404: a test.
 	r.queue, r.numbers = memory.New("race", nil), map[string]int{}
 	processes := []*process[Tx]{r.start(ctx, t), r.start(ctx, t)}
-	for range 10 {
+	for range r.Rounds {
 		r.publish(10 + r.num(20))
 		wait(ctx, time.Duration(r.num(150))*time.Millisecond)
 		i := r.num(2)
@@ -98,9 +111,6 @@ func (r *Race[Tx]) Run(t *testing.T) {
 		p.end(t)
 	}
 	r.check(ctx, t, false)
-	if t.Failed() {
-		t.Logf("seed %d\n%s", r.Seed, r.logs.b.String())
-	}
 }
 
 func (r *Race[Tx]) chance(p float64) bool {
@@ -175,24 +185,20 @@ func (r *Race[Tx]) settled(ctx context.Context, t *testing.T) {
 		t.Error(err)
 	}
 	for ctx.Err() == nil {
-		left := 0
-		for _, s := range []inbox.ParkedState{inbox.ParkedRetry, inbox.ParkedWaiting} {
-			rows, err := r.Store.ListParked(ctx, inbox.ParkedFilter{State: s})
-			if err != nil {
-				t.Fatal(err)
-			}
-			left += len(rows)
+		done := true
+		for _, row := range r.parked(ctx, t) {
+			done = done && (row.State == inbox.ParkedDead || row.State == inbox.ParkedDiscarded)
 		}
-		if left == 0 {
+		if done {
 			return
 		}
-		wait(ctx, 20*time.Millisecond)
+		wait(ctx, 100*time.Millisecond)
 	}
 	t.Error("messages are left parked")
 }
 
-// dead returns the rows of the parked table.
-func (r *Race[Tx]) dead(ctx context.Context, t *testing.T) (rows []inbox.ParkedRecord) {
+// parked returns the rows of the parked table.
+func (r *Race[Tx]) parked(ctx context.Context, t *testing.T) (rows []inbox.ParkedRecord) {
 	t.Helper()
 	for after := int64(0); ; after = rows[len(rows)-1].ID {
 		page, err := r.Store.ListParked(ctx, inbox.ParkedFilter{After: after, Limit: 500})
@@ -228,7 +234,7 @@ func (r *Race[Tx]) check(ctx context.Context, t *testing.T, ordered bool) {
 		}
 	}
 	reasons := map[inbox.Reason]int{}
-	for _, row := range r.dead(ctx, t) {
+	for _, row := range r.parked(ctx, t) {
 		dead[byPrint[string(row.Fingerprint)]]++
 		reasons[row.Reason]++
 		if row.State != inbox.ParkedDead && row.State != inbox.ParkedDiscarded {
@@ -246,7 +252,7 @@ func (r *Race[Tx]) check(ctx context.Context, t *testing.T, ordered bool) {
 // person has all dead letters tried again, but the first, which goes.
 func (r *Race[Tx]) person(ctx context.Context, t *testing.T) {
 	t.Helper()
-	rows := r.dead(ctx, t)
+	rows := r.parked(ctx, t)
 	if len(rows) == 0 {
 		t.Error("no dead letters: nothing was tested")
 		return
@@ -287,7 +293,7 @@ func (r *Race[Tx]) start(ctx context.Context, t *testing.T) *process[Tx] {
 		Retry: inbox.Retry{Backoff: 5 * time.Millisecond, MaxBackoff: 100 * time.Millisecond, MaxAttempts: 4},
 		Parking: inbox.Parking{
 			Hold: time.Duration(r.num(12)) * time.Millisecond, MaxWaiting: 3 + r.num(30),
-			Poll: time.Duration(20+r.num(80)) * time.Millisecond, Lease: time.Second,
+			Poll: time.Duration(50+r.num(200)) * time.Millisecond, Lease: time.Second,
 		},
 		Logger: slog.New(slog.NewTextHandler(&r.logs, nil)),
 	})
