@@ -220,7 +220,7 @@ func (c *Consumer[Tx]) newFed(row *ParkedRecord, d *broker.Delivery) *work {
 			switch full, err := keyfunc.Derive(c.key, m); {
 			case err != nil:
 				w.keyErr = fmt.Errorf("inbox: derive key: %w", err)
-			case column.Stored(full) != row.MessageKey:
+			case full != row.MessageKey && column.Stored(full) != row.MessageKey:
 				// Also one that looks like a short form itself: the store would take it for one.
 				w.keyErr = errShortKey
 			default:
