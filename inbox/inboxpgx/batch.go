@@ -35,6 +35,8 @@ type batch struct {
 	sp   savepoint
 	over bool // the transaction has ended with nothing in it; see begin.duplicates
 
+	replicated bool // COMMIT waits for a standby
+
 	sealed bool                   // a handler changed settings; see Sealed
 	before func(sql string) error // see inbox.BeginOptions; may be nil
 
@@ -80,7 +82,8 @@ func newBatch(s *Store, pooled *pgxpool.Conn, g *begin) *batch {
 	return &batch{
 		store: s, pooled: pooled, conn: g.conn, tx: g.tx,
 		set: g.set, entries: g.entries, ours: g.ours, kept: make([]bool, n), results: make([][]byte, n),
-		guarded: g.guarded && !g.over, unparks: g.o.IgnoreParked, locked: g.locked, reparked: make([]bool, n), sp: sp, over: g.over, before: g.o.BeforeStatement,
+		guarded: g.guarded && !g.over, unparks: g.o.IgnoreParked, locked: g.locked, reparked: make([]bool, n), sp: sp, over: g.over,
+		replicated: g.replicated, before: g.o.BeforeStatement,
 	}
 }
 

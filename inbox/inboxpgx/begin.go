@@ -71,6 +71,8 @@ type begin struct {
 	guarded bool
 	over    bool // nothing is claimed and the transaction has ended
 
+	replicated bool // COMMIT waits for a standby
+
 	locked []bool                 // by index: the parked row that the claim comes from is locked; nil when none comes from there
 	lanes  map[laneKey]*laneState // what is in the way of lanes
 }
@@ -146,7 +148,7 @@ func (g *begin) run(ctx context.Context) error {
 			open = append(open, i)
 		}
 	}
-	if len(open) > 0 && len(open) == len(g.entries) && len(g.parked) == 0 && len(g.set.fed) == 0 && !g.thorough {
+	if len(open) > 0 && len(open) == len(g.entries) && len(g.parked) == 0 && len(g.set.fed) == 0 && !g.thorough && !g.replicated {
 		return g.duplicates(ctx, open)
 	}
 	for round := 0; len(open) > 0 || len(g.parked) > 0; round++ {
@@ -188,7 +190,7 @@ func (g *begin) first(ctx context.Context) error {
 	r.exec()
 	var level, ignored string
 	var overruled *string
-	r.row(&ignored, &ignored, &ignored, &ignored, &ignored, &overruled, &level)
+	r.row(&ignored, &ignored, &ignored, &ignored, &ignored, &overruled, &level, &g.replicated)
 	if g.guarded {
 		r.exec()
 	}

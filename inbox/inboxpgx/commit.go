@@ -186,6 +186,9 @@ func (b *batch) queueEnd(q *pgx.Batch) {
 	if b.guarded {
 		q.Queue(b.store.sql.unguard)
 	}
+	if b.replicated {
+		q.Queue(waitForStandby)
+	}
 }
 
 // leaves tells whether entry i leaves the parked table at Commit. Its row is locked.

@@ -59,6 +59,14 @@ const isExpired = `(i.expires_at is not null and i.expires_at <= clock_timestamp
 // find one here.)
 const durable = `case current_setting('synchronous_comm' || 'it') when 'off' then set_config('synchronous_comm' || 'it', 'on', true) end`
 
+// replicated tells that COMMIT waits for a standby.
+const replicated = `current_setting('synchronous_standby_names') <> '' and current_setting('synchronous_comm' || 'it') <> 'local'`
+
+// waitForStandby makes COMMIT wait for a standby although the transaction has written
+// nothing: a row that was found may not have reached it yet. And no limit of the
+// session's may end the wait, since COMMIT would then claim success all the same.
+const waitForStandby = `select pg_logical_emit_message(true, 'ackafter', ''), set_config('statement_timeout', '0', true)`
+
 // keys are the stored keys $1 to $3, in their order.
 const keys = `unnest($1::text[], $2::text[], $3::text[]) with ordinality as t(tenant, consumer, message_key, n)`
 
@@ -103,7 +111,7 @@ func newStatements(schema string) statements {
     set_config('ackafter.statement_timeout', current_setting('statement_timeout'), true) as b)
 select set_config('lock_timeout', $1::text, true), set_config('statement_timeout', $1::text, true),
   set_config('idle_in_transaction_session_timeout', $2::text, true), a, b,
-  ` + durable + `, current_setting('transaction_isolation')
+  ` + durable + `, current_setting('transaction_isolation'), ` + replicated + `
 from kept`,
 		unbound: `select set_config('lock_timeout', current_setting('ackafter.lock_timeout'), true),
   set_config('statement_timeout', current_setting('ackafter.statement_timeout'), true)`,
