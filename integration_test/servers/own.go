@@ -235,8 +235,6 @@ func gone(pid int) bool {
 // Start starts the server again on its data, and waits until it is ready.
 func (o *Own) Start(t testing.TB) {
 	t.Helper()
-	ownMu.Lock()
-	defer ownMu.Unlock()
 	if _, err := o.run(t.Context(), "up"); err != nil {
 		t.Fatalf("servers: start %s again: %v", o.server.name, err)
 	}

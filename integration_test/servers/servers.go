@@ -46,6 +46,7 @@ var (
 	postgres15      = newServer("pg15", EnvPostgres, startPostgres("postgres:15", false))
 	postgres18      = newServer("pg18", EnvPostgres18, startPostgres("postgres:18", false))
 	postgresDurable = newServer("pgdurable", EnvPostgresDurable, startPostgres("postgres:15", true))
+	postgresStandby = newServer("pgstandby", "ACKAFTER_TEST_POSTGRES_STANDBY", nil)
 	pgBouncer       = newServer("pgbouncer", EnvPgBouncer, nil)
 	kafka           = newServer("kafka", EnvKafka, startKafka)
 	kafkaSecure     = newServer("kafkasecure", EnvKafkaSecure, nil)
