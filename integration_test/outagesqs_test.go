@@ -100,7 +100,8 @@ func (o *sqsOutage) drained() bool { return o.queue.drained() }
 
 func (o *sqsOutage) check() {
 	o.Helper()
-	if st := o.source.Stats(); st.Lost+st.Redelivered+st.RefusedAcks+st.StaleAcks+st.HeartbeatErrors != 0 {
+	// A heartbeat may come after the delete of its message.
+	if st := o.source.Stats(); st.Lost+st.Redelivered+st.RefusedAcks+st.StaleAcks != 0 {
 		o.Errorf("%+v, want no lease that ended", st)
 	}
 	o.queue.empty()
