@@ -106,7 +106,7 @@ const (
 
 func chaosSeeds(n int) int {
 	if os.Getenv("ACKAFTER_TEST_SOAK") == "1" {
-		return 50 * n
+		return 20 * n
 	}
 	return n
 }
@@ -128,7 +128,7 @@ func TestChaosPasses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBank(t)
-			inboxtest.Chaos(t, b.open(row.isolation, row.handler), keyfunc.JSON("id"), payments(), &inboxtest.ChaosConfig{Rounds: chaosSeeds(60)})
+			inboxtest.Chaos(t, b.open(row.isolation, row.handler), keyfunc.JSON("id"), payments(), &inboxtest.ChaosConfig{Rounds: chaosSeeds(40)})
 		})
 	}
 }

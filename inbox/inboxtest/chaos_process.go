@@ -467,14 +467,16 @@ func (b *chaosBatch[Tx]) Commit(ctx context.Context) error {
 	}
 	var last *fault
 	for _, f := range p.r.due(atCommit, b.done) {
+		twin := f.kind == commitTwin
+		if twin && !p.r.mayRun(f.message) || !twin && last != nil { // One is enough for a COMMIT.
+			continue
+		}
 		p.r.note("%s: FAULT: %s", p.name, p.r.c.describeFault(f))
-		if f.kind == commitTwin {
+		if twin {
 			b.join(p.r.beside(again(p.r.c.messages[f.message], twinSuffix), twinPatience))
 			continue
 		}
-		if last == nil { // One is enough for a COMMIT.
-			last = &f
-		}
+		last = &f
 	}
 	if last == nil {
 		return b.commit(ctx)

@@ -25,11 +25,14 @@ func (c *chaos[Tx]) report(seed uint64, s *schedule, finding string, e *roundEnd
 		}
 	}
 	if again {
-		short, shortFinding, shortEnd := c.shrink(s)
+		short, shortFinding, shortEnd, done := c.shrink(s)
 		if short.steps() < s.steps() || len(short.entries) < len(s.entries) {
 			b.Reset()
 			fmt.Fprintf(&b, "seed %d: %s\n", seed, shortFinding)
 			fmt.Fprintf(&b, "the shortest schedule found that shows it (the seed's own has %d faults):\n", s.steps())
+			if !done {
+				b.WriteString("  (it may not be the shortest: looking for it took too long)\n")
+			}
 			s, e = short, shortEnd
 		} else {
 			b.WriteString("the schedule:\n")
@@ -45,9 +48,10 @@ func (c *chaos[Tx]) report(seed uint64, s *schedule, finding string, e *roundEnd
 	return b.String()
 }
 
-// shrink drops what is not needed for a schedule to fail.
-func (c *chaos[Tx]) shrink(s *schedule) (*schedule, string, *roundEnd) {
-	finding, e := c.fails(s)
+// shrink drops what is not needed for a schedule to fail. done tells that it
+// tried everything.
+func (c *chaos[Tx]) shrink(s *schedule) (short *schedule, finding string, e *roundEnd, done bool) {
+	finding, e = c.fails(s)
 	tries, deadline := 0, time.Now().Add(shrinkTime)
 	for progress := true; progress; {
 		progress = false
@@ -57,14 +61,14 @@ func (c *chaos[Tx]) shrink(s *schedule) (*schedule, string, *roundEnd) {
 				continue
 			}
 			if tries++; tries > shrinkTries || time.Now().After(deadline) {
-				return s, finding, e
+				return s, finding, e, false
 			}
 			if f, end := c.fails(smaller); f != "" {
 				s, finding, e, progress = smaller, f, end, true
 			}
 		}
 	}
-	return s, finding, e
+	return s, finding, e, true
 }
 
 // drops returns the ways to drop one thing from a schedule, the largest things

@@ -315,16 +315,22 @@ func (r *round[Tx]) overlapping(i int, batch []int) int {
 }
 
 // mayOverlap tells that a message can be handled beside those of a batch: it is
-// not done, and all before it in its lane are.
+// not done, and may run.
 func (r *round[Tx]) mayOverlap(i int, batch []int) bool {
-	if r.s.absent[i] || i == r.s.poison || slices.Contains(batch, i) || r.c.repeated(i) {
+	if r.s.absent[i] || i == r.s.poison || slices.Contains(batch, i) || r.c.hasDuplicate(i) {
 		return false
 	}
 	r.mu.Lock()
+	done := r.done[i]
+	r.mu.Unlock()
+	return !done && r.mayRun(i)
+}
+
+// mayRun tells that all before a message in its lane are done: what is in a
+// transaction that is still open may come after it.
+func (r *round[Tx]) mayRun(i int) bool {
+	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.done[i] {
-		return false
-	}
 	lane := r.c.lanes[i]
 	if lane == "" || r.c.cfg.Faults&FaultDisorder != 0 {
 		return true

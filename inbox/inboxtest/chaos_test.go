@@ -176,7 +176,7 @@ func tryChaos(t *testing.T, key keyfunc.Func, cfg *inboxtest.ChaosConfig, open f
 // seeds is how many schedules good handlers have to stand.
 func seeds(n int) int {
 	if os.Getenv("ACKAFTER_TEST_SOAK") == "1" {
-		return 50 * n
+		return 100 * n
 	}
 	return n
 }
@@ -189,7 +189,7 @@ func TestChaosPasses(t *testing.T) {
 		w   *world
 		cfg inboxtest.ChaosConfig
 	}{
-		"single":    {w: &world{Handler: booking(good)}, cfg: inboxtest.ChaosConfig{Rounds: seeds(100)}},
+		"single":    {w: &world{Handler: booking(good)}, cfg: inboxtest.ChaosConfig{Rounds: seeds(60)}},
 		"no order":  {w: &world{Handler: booking(good)}, cfg: inboxtest.ChaosConfig{Faults: inboxtest.DefaultFaults | inboxtest.FaultDisorder}},
 		"one lane":  {w: &world{Handler: booking(good)}, cfg: inboxtest.ChaosConfig{Lane: func(*broker.Message) string { return "all" }}},
 		"one order": {w: &world{Handler: booking(inOrder)}, cfg: inboxtest.ChaosConfig{Lane: func(*broker.Message) string { return "all" }}},
@@ -219,7 +219,7 @@ func TestChaosPasses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			row.cfg.Rounds = cmp.Or(row.cfg.Rounds, seeds(25))
+			row.cfg.Rounds = cmp.Or(row.cfg.Rounds, seeds(12))
 			if report := tryChaos(t, keyfunc.JSON("id"), &row.cfg, func(*bank) *world { w := *row.w; return &w }); report != "" {
 				t.Error(report)
 			}
@@ -411,7 +411,12 @@ func TestChaosFinds(t *testing.T) {
 			again := s.cfg
 			again.Rounds = 1
 			again.Seed, _ = strconv.ParseUint(found[1], 10, 64)
-			if repeated := tryChaos(t, s.key, &again, s.open); repeated != report {
+			switch repeated := tryChaos(t, s.key, &again, s.open); {
+			case !strings.Contains(repeated, found[0]):
+				t.Errorf("the seed finds %q, and before %q", repeated, report)
+			case strings.Contains(repeated+report, "took too long"):
+				// The machine is busy: what was found then differs.
+			case repeated != report:
 				t.Errorf("the seed finds %q, and before %q", repeated, report)
 			}
 		})
