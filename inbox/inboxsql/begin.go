@@ -110,7 +110,7 @@ func (b *batch) claimAll(ctx context.Context, deadline time.Time) error {
 			return err
 		}
 	}
-	return b.look(ctx)
+	return b.look(ctx, deadline)
 }
 
 // claimRound tries to take keys once and returns those that have to be tried

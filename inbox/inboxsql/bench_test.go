@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -108,23 +109,27 @@ func byHand(ctx context.Context, db *sql.DB, keys []string) error {
 }
 
 // BenchmarkLease measures polls for parked messages with 100,000 rows in 1,000
-// lanes: while the first of each lane has its time to come, and while all of them
-// are due (100 are leased and given back).
+// lanes, or one in each of 100,000: while the first of each lane has its time to
+// come, and while all of them are due (100 are leased and given back).
 func BenchmarkLease(b *testing.B) {
-	const waiting = `insert into inbox_parked (consumer, message_key, lane, state, reason, body, next_attempt_at, parked_at, updated_at)
-		select 'billing', 'k' || i, %s, case when i < 1000 then 'retry' else 'waiting' end, 'bench', %s, case when i < 1000 then %s end, %s, %s
-		from %s`
-	b.Run("SQLite", func(b *testing.B) {
-		db, _ := newSQLite(b)
-		const now = "unixepoch() * 1000000"
-		benchmarkLease(b, db, "with recursive n (i) as (select 0 union all select i + 1 from n where i < 99999) "+
-			fmt.Sprintf(waiting, "cast('lane' || (i % 1000) as blob)", "zeroblob(500)", now+" + 3600000000", now, now, "n"), now)
-	})
-	b.Run("PostgreSQL", func(b *testing.B) {
-		db := openPostgres(b, postgresURL(b), "", pgx.QueryExecModeCacheStatement).DB
-		benchmarkLease(b, db, fmt.Sprintf(waiting, "convert_to('lane' || (i % 1000), 'UTF8')", "decode(repeat('ab', 500), 'hex')",
-			"now() + interval '1 hour'", "now()", "now()", "generate_series(0, 99999) as i"), "now()")
-	})
+	const fill = `insert into inbox_parked (consumer, message_key, lane, state, reason, body, next_attempt_at, parked_at, updated_at)
+		select 'billing', 'k' || i, LANE, case when i < LANES then 'retry' else 'waiting' end, 'bench', BODY, case when i < LANES then LATER end, NOW, NOW
+		from ROWS`
+	const now = "unixepoch() * 1000000"
+	for _, lanes := range []string{"1000", "100000"} {
+		b.Run("SQLite/"+lanes, func(b *testing.B) {
+			db, _ := newSQLite(b)
+			benchmarkLease(b, db, "with recursive n (i) as (select 0 union all select i + 1 from n where i < 99999) "+
+				strings.NewReplacer("LANES", lanes, "LANE", "cast('lane' || (i % "+lanes+") as blob)", "BODY", "zeroblob(500)",
+					"LATER", now+" + 3600000000", "NOW", now, "ROWS", "n").Replace(fill), now)
+		})
+		b.Run("PostgreSQL/"+lanes, func(b *testing.B) {
+			db := openPostgres(b, postgresURL(b), "", pgx.QueryExecModeCacheStatement).DB
+			benchmarkLease(b, db, strings.NewReplacer("LANES", lanes, "LANE", "convert_to('lane' || (i % "+lanes+"), 'UTF8')",
+				"BODY", "decode(repeat('ab', 500), 'hex')", "LATER", "now() + interval '1 hour'", "NOW", "now()",
+				"ROWS", "generate_series(0, 99999) as i").Replace(fill), "now()")
+		})
+	}
 }
 
 func benchmarkLease(b *testing.B, db *sql.DB, fill, now string) {

@@ -37,6 +37,9 @@ type dialect interface {
 	after(n int) string
 	until(t string) string
 
+	// returned is a list of columns of the table p for RETURNING.
+	returned(columns string) string
+
 	// check looks for what is wrong with the database beside its tables.
 	check(ctx context.Context, q querier) error
 
@@ -89,9 +92,6 @@ type dialect interface {
 
 	// unlease deletes the rows that the claims come from.
 	unlease(ctx context.Context, q querier, cs []claim) error
-
-	// lease leases rows that are due.
-	lease(ctx context.Context, db *sql.DB, r inbox.LeaseRequest) ([]inbox.ParkedRecord, error)
 
 	// clashed tells that a transaction failed only because of another one that
 	// ran at the same time.

@@ -4,14 +4,17 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/ackafter/ackafter/inbox"
+	"github.com/ackafter/ackafter/inbox/internal/column"
 )
 
 // Lease takes parked messages that are due, see inbox.Parker. When nothing is due
@@ -35,136 +38,217 @@ func (s *Store) lease(ctx context.Context, r inbox.LeaseRequest) (inbox.Leased, 
 	case r.For <= 0:
 		return inbox.Leased{}, fmt.Errorf("For = %v: must be positive", r.For)
 	}
-	r.Limit = min(r.Limit, math.MaxInt32)
-	due, next, err := s.due(ctx, r)
-	if err != nil || due == 0 {
-		return inbox.Leased{Next: next}, err
-	}
-	if err := s.awaitWriter(ctx, time.Now().Add(writerPatience)); err != nil {
+	after := s.turns.of(r.Consumer)
+	due, next, err := s.due(ctx, r, after)
+	if err != nil {
 		return inbox.Leased{}, err
 	}
-	rows, err := s.d.lease(ctx, s.db, r)
-	s.freeWriter()
+	if len(due) > r.Limit {
+		due, next = due[:r.Limit], 0
+		s.turns.set(r.Consumer, due)
+	} else {
+		s.turns.set(r.Consumer, nil)
+	}
+	if len(due) == 0 {
+		return inbox.Leased{Next: next}, nil
+	}
+	rows, err := s.takeDue(ctx, r, due)
 	if err != nil {
 		return inbox.Leased{}, err
 	}
 	slices.SortFunc(rows, func(a, b inbox.ParkedRecord) int { return cmp.Compare(a.ID, b.ID) })
-	if due > r.Limit {
-		next = 0
-	}
 	return inbox.Leased{Rows: rows, Next: next}, nil
 }
 
-// writerPatience is how long a write beside the batches waits for them, where
-// there is one writer.
-const writerPatience = 10 * time.Second
+// turns remembers, by consumer, the lane after which the next look for messages
+// begins, so that every lane gets its turn.
+type turns struct {
+	mu    sync.Mutex
+	lanes map[string][]byte
+}
 
-// due tells how many rows are due, up to one more than wanted, and the time until
-// the next one is; negative when none waits for a time.
-func (s *Store) due(ctx context.Context, r inbox.LeaseRequest) (due int, next time.Duration, err error) {
+func (t *turns) of(consumer string) []byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]byte{}, t.lanes[consumer]...)
+}
+
+// set remembers the last lane of rows; without one, the next look begins anew.
+func (t *turns) set(consumer string, rows []dueRow) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := len(rows) - 1; i >= 0; i-- {
+		if len(rows[i].lane) > 0 {
+			if t.lanes == nil {
+				t.lanes = map[string][]byte{}
+			}
+			t.lanes[consumer] = rows[i].lane
+			return
+		}
+	}
+	delete(t.lanes, consumer)
+}
+
+// dueRow is a row that can be leased; its lane is as it is stored.
+type dueRow struct {
+	id   int64
+	lane []byte
+}
+
+// due returns the rows that can be leased, up to one more than wanted, those of a
+// lane in their order, and the time until the next one is due; negative when none
+// waits for a time. It begins with the lanes after one, and ends with that one.
+func (s *Store) due(ctx context.Context, r inbox.LeaseRequest, after []byte) (due []dueRow, next time.Duration, err error) {
 	var micros sql.NullInt64
-	err = s.db.QueryRowContext(ctx, s.d.sql(dueRows(r.Order)+`
-		select (select count(*) from pick), `+s.d.until(`(select min(t) from (
-			select * from (`+nextTime("{loose p}")+`) as a union all
-			select * from (`+nextTime("{laned p}")+`) as b) as n)`)), r.Consumer, r.Limit+1).Scan(&due, &micros)
+	read := func(query string, args ...any) error {
+		return s.query(ctx, query, func(rows *sql.Rows) error {
+			var d dueRow
+			var n int
+			var m sql.NullInt64
+			var t any // Only for the order.
+			if err := rows.Scan(&d.id, &d.lane, &n, &t, &m); err != nil {
+				return err
+			}
+			if n == 0 {
+				micros = m
+			} else {
+				due = append(due, d)
+			}
+			return nil
+		}, args...)
+	}
+	most := min(r.Limit, math.MaxInt32-1) + 1
+	nextDue := `select 0, {none}, 0, null, ` + s.d.until(`(select min(t) from (select * from (`+nextTime("{loose p}")+`) as a
+		union all select * from (`+nextTime("{laned p}")+`) as b) as n)`) + ` union all `
+	if !r.Order.Keep {
+		err = read(`with due (id, t) as (`+dueIn("{loose p}")+` union all `+dueIn("{laned p}")+`)
+			`+nextDue+`select id, {none}, row_number() over (order by t, id), t, null from due order by 3 limit $2 + 1`, r.Consumer, most)
+	} else {
+		err = read(chain(r.Order, false)+`, due (id, t) as (`+dueIn("{loose p}")+`)
+			`+nextDue+`select id, lane, taken, t, null from chain where fit = 1
+			union all select id, {none}, row_number() over (order by t, id), t, null from due order by 3, 4 limit $2 + 1`, r.Consumer, most, after)
+		if err == nil && len(after) > 0 && len(due) < most {
+			err = read(chain(r.Order, true)+`select id, lane, taken, t, null from chain where fit = 1 order by 3`, r.Consumer, most, after)
+		}
+	}
 	switch {
 	case err != nil:
-		return 0, 0, err
+		return nil, 0, err
 	case !micros.Valid:
 		return due, -1, nil
 	}
 	return due, time.Duration(max(micros.Int64, 0)) * time.Microsecond, nil
 }
 
-func nextTime(arm string) string {
-	return `select ` + isDue + ` as t from @inbox_parked as p
-		where p.consumer = $1 and ` + arm + ` and p.state in ('retry', 'waiting') and ` + isDue + ` > {at}
-		order by ` + isDue + ` limit 1`
-}
+// isDue is since when a row of the table p is due, or when it will be. A row that
+// waits has no time of its own.
+const isDue = `coalesce(p.next_attempt_at, p.parked_at)`
 
 // isReady tells that a row of the table p can be leased, apart from its place in
 // its lane.
 const isReady = `((p.state = 'waiting' or p.state = 'retry' and ` + isDue + ` <= {at})
 	and (p.lease_until is null or p.lease_until <= {at}))`
 
-// isDue is since when a row of the table p is due, or when it will be. A row that
-// waits has no time of its own.
-const isDue = `coalesce(p.next_attempt_at, p.parked_at)`
+// nextTime selects the time of the first row of an arm of the index that is not
+// due.
+func nextTime(arm string) string {
+	return `select ` + isDue + ` as t from @inbox_parked as p
+		where p.consumer = $1 and ` + arm + ` and p.state in ('retry', 'waiting') and ` + isDue + ` > {at}
+		order by ` + isDue + ` limit 1`
+}
 
-// dueRows begins a statement with what is due of consumer $1, at most $2 rows, in
-// the order in which it is to be leased: pick (id, lane, rank, t). Every lane gets
-// its turn: what has been due for longest comes first.
-//
-// What waits in lanes costs nothing: heads goes from lane to lane and not from row
-// to row. From those heads that are ready, walk goes on along the lane for as
-// long as rows are ready, and no farther than it takes to have $2 rows if each
-// lane has some.
-func dueRows(o inbox.Order) string {
-	loose := func(arm string) string {
-		return `select * from (select p.id, ` + isDue + ` as t from @inbox_parked as p
-			where p.consumer = $1 and ` + arm + ` and p.state in ('retry', 'waiting') and ` + isDue + ` <= {at} and ` + isReady + `
-			order by ` + isDue + ` limit $2) as `
+// dueIn selects the rows of an arm of the index that are due, the longest due
+// first, whatever their lanes.
+func dueIn(arm string) string {
+	return `select * from (select p.id, ` + isDue + ` as t from @inbox_parked as p
+		where p.consumer = $1 and ` + arm + ` and p.state in ('retry', 'waiting') and ` + isDue + ` <= {at} and ` + isReady + `
+		order by ` + isDue + ` limit $2) as p`
+}
+
+// chain begins a statement with a walk over the rows of the lanes of consumer $1:
+// of each lane those that can be leased (fit), up to the first that cannot, until
+// it has $2. It walks the lanes after $3, or the rest of them. A step is one look
+// into the index, so what waits behind costs nothing.
+func chain(o inbox.Order, rest bool) string {
+	const live = `select q.id from @inbox_parked as q where q.consumer = $1 and q.lane <> {none} and q.state in ('retry', 'waiting')`
+	first, limit := ` and q.lane > $3`, ``
+	if rest {
+		first, limit = ``, ` and q.lane <= $3`
 	}
-	if !o.Keep {
-		return `with due (id, t) as (` + loose("{loose p}") + `a union all ` + loose("{laned p}") + `b),
-			pick (id, lane, rank, t) as (select id, {none}, 1, t from due order by t, id limit $2)`
+	fit := isReady
+	if o.BlockedByDead {
+		fit += ` and not exists (select 1 from @inbox_parked as d where d.consumer = $1 and d.lane = p.lane and d.lane <> {none}
+			and d.state = 'dead' and d.id < p.id)`
 	}
-	const live = `q.consumer = $1 and q.lane <> {none} and q.state in ('retry', 'waiting')`
-	blocked := func(lane, after, before string) string {
-		if !o.BlockedByDead {
-			return ""
+	fit = `case when ` + fit + ` then 1 else 0 end`
+	return `with recursive chain (id, lane, t, fit, taken) as (
+		select p.id, p.lane, ` + isDue + `, ` + fit + `, ` + fit + ` from @inbox_parked as p
+		where p.id = (` + live + first + limit + ` order by q.lane, q.id limit 1)
+		union all
+		select p.id, p.lane, ` + isDue + `, ` + fit + `, c.taken + ` + fit + ` from chain as c join @inbox_parked as p
+		on p.id = coalesce(
+			case when c.fit = 1 then (` + live + ` and q.lane = c.lane and q.id > c.id order by q.id limit 1) end,
+			(` + live + ` and q.lane > c.lane` + limit + ` order by q.lane, q.id limit 1))
+		where c.taken < $2
+	)`
+}
+
+// takeDue leases those of the rows that can still be leased, and of a lane only what comes
+// before the first that cannot: another process may be at it as well.
+func (s *Store) takeDue(ctx context.Context, r inbox.LeaseRequest, due []dueRow) (leased []inbox.ParkedRecord, err error) {
+	list := make([][2]any, len(due))
+	for i, d := range due {
+		list[i] = [2]any{d.id, hex.EncodeToString(d.lane)}
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.awaitWriter(ctx, time.Now().Add(writerPatience)); err != nil {
+		return nil, err
+	}
+	defer s.freeWriter()
+	query := `with w (n, id, lane) as materialized {due},
+		l as materialized (
+			select p.id from w join @inbox_parked as p on p.id = w.id where ` + isReady + ` order by p.id{skip locked}
+		),
+		ok as materialized (
+			select o.id from (
+				select w.id, w.lane, l.id is not null as got, min(case when l.id is null then 0 else 1 end) over (partition by w.lane order by w.n) as whole
+				from w left join l on l.id = w.id
+			) as o where o.got and (o.lane = '' or o.whole = 1)
+		)
+		update @inbox_parked as p set lease_until = ` + s.d.after(2) + `, worker = $3, updated_at = {now}, token = {greatest}(coalesce(p.token, 0) + 1, {token})
+		from ok where p.id = ok.id returning ` + s.d.returned(wholeColumns)
+	for try := 1; ; try++ {
+		err := s.query(ctx, query, func(rows *sql.Rows) error {
+			r, token, err := scanWhole(rows.Scan)
+			if err != nil {
+				return err
+			}
+			r.Lease = inbox.Lease{ID: r.ID, Token: token}
+			leased = append(leased, *r)
+			return nil
+		}, string(text), r.For.Microseconds(), column.Text(r.Worker, maxText))
+		if err == nil || !s.d.clashed(err) || try == maxClashes || ctx.Err() != nil {
+			return leased, err
 		}
-		return ` and not exists (select 1 from @inbox_parked as q where q.consumer = $1 and q.lane = ` + lane + ` and q.lane <> {none}
-			and q.state = 'dead' and q.id > ` + after + ` and q.id < ` + before + `)`
+		leased = nil
 	}
-	return `with recursive
-		heads (id, lane, t, fit) as (
-			select p.id, p.lane, ` + isDue + `, ` + isReady + ` from @inbox_parked as p where p.id = (
-				select q.id from @inbox_parked as q where ` + live + ` order by q.lane, q.id limit 1)
-			union all
-			select p.id, p.lane, ` + isDue + `, ` + isReady + ` from heads as h join @inbox_parked as p on p.id = (
-				select q.id from @inbox_parked as q where ` + live + ` and q.lane > h.lane order by q.lane, q.id limit 1)
-		),
-		ready (id, lane, t) as (
-			select h.id, h.lane, h.t from heads as h where h.fit` + blocked("h.lane", "0", "h.id") + ` order by h.t, h.id limit $2
-		),
-		walk (id, lane, rank, t) as (
-			select id, lane, 1, t from ready
-			union all
-			select p.id, p.lane, w.rank + 1, ` + isDue + ` from walk as w join @inbox_parked as p on p.id = (
-				select q.id from @inbox_parked as q where ` + live + ` and q.lane = w.lane and q.id > w.id order by q.id limit 1)
-			where w.rank <= $2 - (select count(*) from ready) and ` + isReady + blocked("w.lane", "w.id", "p.id") + `
-		),
-		due (id, t) as (` + loose("{loose p}") + `a),
-		pick (id, lane, rank, t) as (
-			select * from (select id, lane, rank, t from walk union all select id, {none}, 1, t from due) as u
-			order by rank, t, id limit $2
-		)`
 }
 
-// takeLease leases rows of inbox_parked as p for argument n in microseconds, for
-// worker n+1. The tokens of a row grow.
-func takeLease(d dialect, n int) string {
-	return fmt.Sprintf(`update @inbox_parked as p set lease_until = %s, token = coalesce(token, 0) + 1, worker = $%d,
-		updated_at = {now}`, d.after(n), n+1)
-}
+// writerPatience is how long a write beside the batches waits for them, where
+// there is one writer.
+const writerPatience = 10 * time.Second
 
-// scanLeased reads rows of wholeColumns that were leased just now.
-func scanLeased(rows *sql.Rows) (all []inbox.ParkedRecord, err error) {
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	for rows.Next() {
-		r, token, err := scanWhole(rows.Scan)
-		if err != nil {
-			return nil, err
-		}
-		r.Lease = inbox.Lease{ID: r.ID, Token: token}
-		all = append(all, *r)
-	}
-	return all, rows.Err()
-}
+// maxClashes is how often a single statement is tried that meets others: above
+// READ COMMITTED, or because of a deadlock.
+const maxClashes = 10
 
 // Release ends leases, see inbox.Parker.
 func (s *Store) Release(ctx context.Context, leases []inbox.Lease) error {
+	ctx, cancel := s.bound(ctx, 0)
+	defer cancel()
 	pairs := make([][2]int64, 0, len(leases))
 	for _, l := range leases {
 		pairs = append(pairs, [2]int64{l.ID, l.Token})
@@ -172,7 +256,7 @@ func (s *Store) Release(ctx context.Context, leases []inbox.Lease) error {
 	_, err := s.change(ctx, `update @inbox_parked set lease_until = null, updated_at = {now}
 		where lease_until is not null and (id, token) in {leases}`, pairs)
 	if err != nil {
-		return fmt.Errorf("inboxsql: release parked messages: %w", err)
+		return fmt.Errorf("inboxsql: release parked messages: %w", s.failed(ctx, err))
 	}
 	return nil
 }
@@ -180,15 +264,20 @@ func (s *Store) Release(ctx context.Context, leases []inbox.Lease) error {
 // PurgeDead deletes dead and discarded messages, see inbox.Parker. When there are
 // none it only reads.
 func (s *Store) PurgeDead(ctx context.Context, consumer string, age time.Duration, blocked bool, limit int) (int, error) {
+	ctx, cancel := s.bound(ctx, 0)
+	defer cancel()
 	n, err := s.purgeDead(ctx, consumer, age, blocked, limit)
 	if err != nil {
-		return 0, fmt.Errorf("inboxsql: purge dead messages of consumer %q: %w", consumer, err)
+		return 0, fmt.Errorf("inboxsql: purge dead messages of consumer %q: %w", consumer, s.failed(ctx, err))
 	}
 	return n, nil
 }
 
 func (s *Store) purgeDead(ctx context.Context, consumer string, age time.Duration, blocked bool, limit int) (int, error) {
 	kept := ""
+	if limit <= 0 {
+		return 0, nil
+	}
 	if blocked {
 		kept = ` and (p.state = 'discarded' or p.lane = {none})`
 	}
@@ -204,15 +293,17 @@ func (s *Store) purgeDead(ctx context.Context, consumer string, age time.Duratio
 		return 0, err
 	}
 	return s.change(ctx, `delete from @inbox_parked where id in (select p.id from @inbox_parked as p
-		where p.id in {ids} and p.state in ('dead', 'discarded') order by p.id{for update})`, ids)
+		where p.id in {ids} and p.state in ('dead', 'discarded') and coalesce(p.dead_at, p.parked_at) < `+s.d.after(2)+`
+		order by p.id{for update})`, ids, -age.Microseconds())
 }
 
-// query runs a query on the pool, within Config.Timeout.
-func (s *Store) query(ctx context.Context, query string, scan func(rows *sql.Rows) error, args ...any) (err error) {
-	ctx, cancel := s.bound(ctx, 0)
-	defer cancel()
-	defer func() { err = s.failed(ctx, err) }()
-	rows, err := s.db.QueryContext(ctx, s.d.sql(query), args...)
+// query runs a query on the pool; scan is called for each row.
+func (s *Store) query(ctx context.Context, query string, scan func(rows *sql.Rows) error, args ...any) error {
+	return scanAll(ctx, s.db, s.d.sql(query), scan, args...)
+}
+
+func scanAll(ctx context.Context, q querier, query string, scan func(rows *sql.Rows) error, args ...any) (err error) {
+	rows, err := q.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
 	}
@@ -225,28 +316,22 @@ func (s *Store) query(ctx context.Context, query string, scan func(rows *sql.Row
 	return rows.Err()
 }
 
-// change runs one statement that writes beside the batches, within Config.Timeout.
-// Its first argument, $1, is a list, given as JSON; nothing is done for an empty
+// change runs one statement that writes beside the batches. Its first argument, $1, is a list, given as JSON; nothing is done for an empty
 // one. It returns how many rows were changed.
 func (s *Store) change(ctx context.Context, query string, list any, args ...any) (int, error) {
 	text, err := json.Marshal(list)
 	if err != nil || string(text) == "[]" || string(text) == "null" {
 		return 0, err
 	}
-	ctx, cancel := s.bound(ctx, 0)
-	defer cancel()
 	if err := s.awaitWriter(ctx, time.Now().Add(writerPatience)); err != nil {
-		return 0, s.timedOut(ctx, err)
+		return 0, err
 	}
 	defer s.freeWriter()
 	for try := 1; ; try++ {
 		n, err := affected(s.db.ExecContext(ctx, s.d.sql(query), append([]any{string(text)}, args...)...))
 		if s.d.clashed(err) && try < maxClashes && ctx.Err() == nil {
-			continue // Above READ COMMITTED, or because of a deadlock.
+			continue
 		}
-		return int(n), s.failed(ctx, err)
+		return int(n), err
 	}
 }
-
-// maxClashes is how often a single statement is tried that meets others.
-const maxClashes = 10

@@ -3,11 +3,14 @@ package inboxsql_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/inbox/inboxsql"
@@ -183,6 +186,53 @@ func finishAll(ctx context.Context, store *inboxsql.Store, cs []inbox.Claim) err
 		}
 	}
 	return b.Commit(ctx)
+}
+
+// A duplicate waits for a parked row that somebody has locked as it does for a key:
+// for LockTimeout. When the row is gone then, the message counts as new.
+func TestDuplicateWaitsForParkedRow(t *testing.T) {
+	t.Parallel()
+	f := openPostgres(t, postgresURL(t), "", pgx.QueryExecModeCacheStatement)
+	store := newPostgresStore(t, f.DB, "")
+	parkAll(t, store, parkedAs("k1", "", inbox.ParkedDead, 0))
+	locker, err := f.DB.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustExec(t, locker, "delete from inbox_parked")
+	_, err = store.Begin(t.Context(), []inbox.Claim{claimOf("k1")}, inbox.BeginOptions{LockTimeout: 300 * time.Millisecond})
+	if !errors.Is(err, inbox.ErrInFlight) {
+		t.Errorf("Begin while the row is locked: %v, want ErrInFlight", err)
+	}
+	waiting := make(chan inbox.Batch[*sql.Tx], 1)
+	go func() {
+		b, err := store.Begin(t.Context(), []inbox.Claim{claimOf("k1")}, inbox.BeginOptions{LockTimeout: time.Minute})
+		if err != nil {
+			t.Error(err)
+		}
+		waiting <- b
+	}()
+	for {
+		n, err := f.Waiting(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			break
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+	if err := locker.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	b := <-waiting
+	if b == nil {
+		return
+	}
+	defer b.Abort()
+	if e := b.Entries()[0]; e.Outcome != inbox.FirstAttempt {
+		t.Errorf("a message whose parked row has gone: %+v", e)
+	}
 }
 
 func TestLeaseRequestIsChecked(t *testing.T) {

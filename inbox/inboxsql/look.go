@@ -3,7 +3,10 @@ package inboxsql
 import (
 	"cmp"
 	"context"
+	"database/sql"
+	"encoding/json"
 	"slices"
+	"time"
 
 	"github.com/ackafter/ackafter/inbox"
 )
@@ -11,7 +14,7 @@ import (
 // look asks the parked table about the claims: whether their leases hold, whether
 // their messages are there, and what is there of their lanes. It comes after the
 // claims, so that nobody can park the message of a claimed key any more.
-func (b *batch) look(ctx context.Context) error {
+func (b *batch) look(ctx context.Context, deadline time.Time) error {
 	d, q := b.store.d, b.s.own
 	own, giveUp, err := b.lookAtLeases(ctx)
 	if err != nil {
@@ -35,30 +38,66 @@ func (b *batch) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	attached, err := b.attach(ctx, cs, states, deadline)
+	if err != nil {
+		return err
+	}
 	var held []int // places in cs
 	for i, c := range cs {
-		p := states[i]
-		if found := p.id != 0 && p.id != c.Parked.ID; !found || b.ignoreParked {
-			if p.held && b.entries[c.entry].Claimed() {
-				held = append(held, i)
+		e := &b.entries[c.entry]
+		state, isParked := attached[states[i].id]
+		switch {
+		case isParked:
+			if e.Claimed() {
+				giveUp = append(giveUp, c)
 			}
-			continue
+			*e = inbox.Entry{Outcome: inbox.WasParked}
+			if state == inbox.ParkedDead || state == inbox.ParkedDiscarded {
+				e.Outcome = inbox.Dead
+			}
+		case states[i].held && e.Claimed():
+			held = append(held, i)
 		}
-		if _, err := q.ExecContext(ctx, d.sql(`update @inbox_parked set duplicates = duplicates + 1, updated_at = {now} where id = $1`),
-			p.id); err != nil {
-			return err
-		}
-		if b.entries[c.entry].Claimed() {
-			giveUp = append(giveUp, c)
-		}
-		outcome := inbox.WasParked
-		if p.state == inbox.ParkedDead || p.state == inbox.ParkedDiscarded {
-			outcome = inbox.Dead
-		}
-		b.entries[c.entry] = inbox.Entry{Outcome: outcome}
 	}
 	b.holdBack(cs, states, held)
 	return d.drop(ctx, q, giveUp)
+}
+
+// attach counts this delivery with the rows of messages that are parked, and
+// returns their states by their ids. A row that is gone once nobody else has it
+// locked is none.
+func (b *batch) attach(ctx context.Context, cs []claim, states []parkedState, deadline time.Time) (map[int64]inbox.ParkedState, error) {
+	var ids []int64
+	for i, p := range states {
+		if p.id != 0 && p.id != cs[i].Parked.ID && !b.ignoreParked {
+			ids = append(ids, p.id)
+		}
+	}
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	d, q := b.store.d, b.s.own
+	text, err := json.Marshal(ids)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.patience(ctx, b.s, max(time.Until(deadline), time.Millisecond)); err != nil {
+		return nil, err
+	}
+	attached := make(map[int64]inbox.ParkedState, len(ids))
+	err = scanAll(ctx, q, d.sql(`update @inbox_parked set duplicates = duplicates + 1, updated_at = {now}
+		where id in (select p.id from @inbox_parked as p where p.id in {ids} order by p.id{for update}) returning id, state`),
+		func(rows *sql.Rows) error {
+			var id int64
+			var state inbox.ParkedState
+			err := rows.Scan(&id, &state)
+			attached[id] = state
+			return err
+		}, string(text))
+	if err != nil {
+		return nil, err
+	}
+	return attached, d.opened(ctx, q)
 }
 
 // lookAtLeases finds out which claims that came from the parked table are

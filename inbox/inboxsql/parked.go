@@ -178,21 +178,16 @@ func (s *Store) listParked(ctx context.Context, f inbox.ParkedFilter) (all []inb
 		return nil, nil
 	}
 	args = append(args, f.After, f.Limit)
-	query := `select ` + parkedColumns + ` from @inbox_parked as p where ` + where +
-		fmt.Sprintf(` and p.id > $%d order by p.id limit $%d`, len(args)-1, len(args))
-	rows, err := s.db.QueryContext(ctx, s.d.sql(query), args...)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	for rows.Next() {
-		r, err := scanParked(rows.Scan)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, *r)
-	}
-	return all, rows.Err()
+	err = s.query(ctx, `select `+parkedColumns+` from @inbox_parked as p where `+where+
+		fmt.Sprintf(` and p.id > $%d order by p.id limit $%d`, len(args)-1, len(args)),
+		func(rows *sql.Rows) error {
+			r, err := scanParked(rows.Scan)
+			if err == nil {
+				all = append(all, *r)
+			}
+			return err
+		}, args...)
+	return all, err
 }
 
 // GetParked returns one parked row whole. inbox.ErrNotFound when there is none.

@@ -45,13 +45,17 @@ const postgresRows = `json_to_recordset($1::text::json) as c(i int, t text, c te
 const postgresSame = `%[1]s.tenant = c.t and %[1]s.consumer = c.c and %[1]s.message_key = c.k`
 
 func (d postgres) sql(query string) string {
-	return strings.NewReplacer("@", d.prefix, "{now}", "clock_timestamp()", "{at}", "(select clock_timestamp())", "{rows}", postgresRows,
+	return strings.NewReplacer("@", d.prefix, "{now}", "clock_timestamp()", "{at}", "statement_timestamp()", "{rows}", postgresRows,
 		"{same i}", fmt.Sprintf(postgresSame, "i"), "{same p}", fmt.Sprintf(postgresSame, "p"),
 		"{none}", "''::bytea", "{loose p}", "(p.lane = '')", "{laned p}", "(p.lane = '') is false", "{find}", "strpos",
 		"{ids}", "(select v::text::bigint from json_array_elements($1::text::json) as v)",
 		"{leases}", "(select (v->>0)::bigint, (v->>1)::bigint from json_array_elements($1::text::json) as v)",
-		"{for update}", " for update").Replace(query)
+		"{due}", "(select n, (v->>0)::bigint, v->>1 from json_array_elements($1::text::json) with ordinality as e (v, n))",
+		"{for update}", " for update", "{skip locked}", " for update of p skip locked",
+		"{greatest}", "greatest", "{token}", "(extract(epoch from clock_timestamp()) * 1000000)::bigint").Replace(query)
 }
+
+func (postgres) returned(columns string) string { return columns }
 
 func (postgres) time(n int) string { return fmt.Sprintf(postgresTime, fmt.Sprintf("$%d::bigint", n)) }
 
@@ -219,17 +223,7 @@ func (d postgres) query(ctx context.Context, q querier, query string, cs []claim
 	if err != nil {
 		return err
 	}
-	rows, err := q.QueryContext(ctx, d.sql(query), append([]any{doc}, more...)...)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	for rows.Next() {
-		if err := scan(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
+	return scanAll(ctx, q, d.sql(query), scan, append([]any{doc}, more...)...)
 }
 
 // which runs a statement that returns the keys that it changed.

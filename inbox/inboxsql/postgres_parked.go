@@ -127,38 +127,3 @@ func (d postgres) unpark(ctx context.Context, q querier, cs []claim) error {
 func (d postgres) unlease(ctx context.Context, q querier, cs []claim) error {
 	return d.run(ctx, q, `delete from @inbox_parked as p using {rows} where p.id = c.q and p.token = c.o`, cs, nil)
 }
-
-// lease locks rows that are due and updates them when it has them: another process
-// may be at it as well. Of a lane it takes only what comes before the first row
-// that it could not lock, or that has changed meanwhile.
-func (d postgres) lease(ctx context.Context, db *sql.DB, r inbox.LeaseRequest) (leased []inbox.ParkedRecord, err error) {
-	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-	if err != nil {
-		return nil, connectError(ctx, err)
-	}
-	defer func() { _ = tx.Rollback() }() // After Commit it does nothing.
-	var ids []byte
-	err = tx.QueryRowContext(ctx, d.sql(dueRows(r.Order)+`,
-		locked as materialized (
-			select p.id from pick as k join @inbox_parked as p on p.id = k.id where `+isReady+` order by p.id for update of p skip locked
-		),
-		ours as (
-			select k.*, l.id is not null as ok, count(l.id) over (partition by k.lane order by k.rank) as n
-			from pick as k left join locked as l on l.id = k.id
-		)
-		select coalesce(json_agg(id), '[]') from (
-			select id from ours where ok and (lane = '' or n = rank) order by rank, t, id limit $3) as o`),
-		r.Consumer, r.Limit+1, r.Limit).Scan(&ids)
-	if err != nil || string(ids) == "[]" {
-		return nil, err
-	}
-	rows, err := tx.QueryContext(ctx, d.sql(takeLease(d, 2)+` where p.id in {ids} returning `+wholeColumns),
-		string(ids), r.For.Microseconds(), r.Worker)
-	if err != nil {
-		return nil, err
-	}
-	if leased, err = scanLeased(rows); err != nil {
-		return nil, err
-	}
-	return leased, tx.Commit()
-}

@@ -144,23 +144,18 @@ func (s *Store) Find(ctx context.Context, messageKey string) ([]inbox.Record, er
 }
 
 func (s *Store) find(ctx context.Context, messageKey string) (all []inbox.Record, err error) {
-	if validKey(inbox.Key{MessageKey: messageKey}) != nil {
+	if !storable(messageKey) {
 		return nil, nil
 	}
 	forms := column.Forms(messageKey)
-	rows, err := s.db.QueryContext(ctx, s.d.sql(`select `+recordColumns+`
-		from @inbox as i where message_key in ($1, $2) order by consumer, tenant`), forms[0], forms[len(forms)-1])
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	for rows.Next() {
+	err = s.query(ctx, `select `+recordColumns+`
+		from @inbox as i where message_key in ($1, $2) order by consumer, tenant`, func(rows *sql.Rows) error {
 		f, err := scanRecord(rows.Scan)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			f.record.MessageKey = messageKey
+			all = append(all, f.record)
 		}
-		f.record.MessageKey = messageKey
-		all = append(all, f.record)
-	}
-	return all, rows.Err()
+		return err
+	}, forms[0], forms[len(forms)-1])
+	return all, err
 }

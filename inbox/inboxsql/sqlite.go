@@ -56,9 +56,13 @@ const (
 var sqliteWords = strings.NewReplacer("@", "", "{now}", sqliteNow, "{at}", sqliteNow, "$", "?",
 	"{none}", "x''", "{loose p}", "(p.lane = x'') = 1", "{laned p}", "(p.lane = x'') = 0", "{find}", "instr",
 	"{ids}", "(select value from json_each(?1))", "{leases}", "(select value ->> 0, value ->> 1 from json_each(?1))",
-	"{for update}", "")
+	"{due}", "(select key, value ->> 0, value ->> 1 from json_each(?1))", "{for update}", "", "{skip locked}", "",
+	"{greatest}", "max", "{token}", sqliteNow)
 
 func (sqlite) sql(query string) string { return sqliteWords.Replace(query) }
+
+// returned: RETURNING knows no alias.
+func (sqlite) returned(columns string) string { return strings.ReplaceAll(columns, "p.", "") }
 
 func (sqlite) time(n int) string { return fmt.Sprintf("$%d", n) }
 

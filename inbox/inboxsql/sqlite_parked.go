@@ -5,9 +5,7 @@ import (
 	"database/sql"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/inbox/internal/column"
@@ -106,28 +104,24 @@ func (d sqlite) readLanes(ctx context.Context, q querier, names [][2]string, own
 		}
 		texts[i] = string(text)
 	}
-	rows, err := q.QueryContext(ctx, d.sql(`
+	err = scanAll(ctx, q, d.sql(`
 		with n (i, consumer, lane) as materialized (select key, value ->> 0, unhex(value ->> 1) from json_each($1)),
 		f (i, consumer, lane, first, other, dead) as materialized (select i, consumer, lane,
 			coalesce((select p.id`+inLane+`in ('retry', 'waiting') order by p.id limit 1), 0),
 			coalesce((select p.id`+inLane+`in ('retry', 'waiting')
 				and p.id not in (select value from json_each($2)) order by p.id limit 1), 0), `+dead+` from n)
-		select i, first, other, dead, `+number+`, `+size+` from f as n`), texts[0], texts[1])
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	for rows.Next() {
+		select i, first, other, dead, `+number+`, `+size+` from f as n`), func(rows *sql.Rows) error {
 		var i int
 		var dead int64
 		var l sqliteLane
 		if err := rows.Scan(&i, &l.first, &l.other, &dead, &l.waiting, &l.bytes); err != nil {
-			return nil, err
+			return err
 		}
 		l.first, l.other = earlier(l.first, dead), earlier(l.other, dead)
 		lanes[i] = l
-	}
-	return lanes, rows.Err()
+		return nil
+	}, texts[0], texts[1])
+	return lanes, err
 }
 
 // earlier is the lower of two ids that may be 0, for none.
@@ -149,15 +143,4 @@ func (d sqlite) unlease(ctx context.Context, q querier, cs []claim) error {
 	_, err := d.each(ctx, q, `delete from inbox_parked where id = $1 and token = $2`,
 		cs, func(_ int, c *claim) []any { return leaseArgs(c) })
 	return err
-}
-
-func (d sqlite) lease(ctx context.Context, db *sql.DB, r inbox.LeaseRequest) ([]inbox.ParkedRecord, error) {
-	returned := strings.ReplaceAll(wholeColumns, "p.", "") // RETURNING knows no alias.
-	rows, err := db.QueryContext(ctx, d.sql(dueRows(r.Order)+takeLease(d, 4)+`
-		where p.id in (select id from pick order by rank, t, id limit $3) returning `+returned),
-		r.Consumer, r.Limit+1, r.Limit, r.For.Microseconds(), r.Worker)
-	if err != nil {
-		return nil, err
-	}
-	return scanLeased(rows)
 }

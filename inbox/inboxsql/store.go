@@ -28,6 +28,7 @@ type Store struct {
 	// writer holds a token while no batch of this store is open, for databases
 	// with one writer; else it is nil.
 	writer chan struct{}
+	turns  turns
 }
 
 var (

@@ -14,12 +14,14 @@ const notLeased = `(p.lease_until is null or p.lease_until <= {now})`
 
 // RetryParked makes messages due now, see inbox.Undertaker.
 func (s *Store) RetryParked(ctx context.Context, ids []int64) (int, error) {
+	ctx, cancel := s.bound(ctx, 0)
+	defer cancel()
 	n, err := s.change(ctx, `update @inbox_parked set state = 'retry', attempts = 0, next_attempt_at = {now}, dead_at = null,
 			lease_until = null, updated_at = {now}
 		where id in (select p.id from @inbox_parked as p
 			where p.id in {ids} and p.state in ('dead', 'retry') and `+notLeased+` order by p.id{for update})`, ids)
 	if err != nil {
-		return 0, fmt.Errorf("inboxsql: retry parked messages: %w", err)
+		return 0, fmt.Errorf("inboxsql: retry parked messages: %w", s.failed(ctx, err))
 	}
 	return n, nil
 }
@@ -27,13 +29,15 @@ func (s *Store) RetryParked(ctx context.Context, ids []int64) (int, error) {
 // DiscardParked gives messages up, see inbox.Undertaker. note takes the place of
 // the error's text.
 func (s *Store) DiscardParked(ctx context.Context, ids []int64, note string) (int, error) {
+	ctx, cancel := s.bound(ctx, 0)
+	defer cancel()
 	n, err := s.change(ctx, `update @inbox_parked set state = 'discarded', error = $2, body = null, headers = null,
 			next_attempt_at = null, dead_at = {now}, lease_until = null, updated_at = {now}
 		where id in (select p.id from @inbox_parked as p
 			where p.id in {ids} and p.state <> 'discarded' and `+notLeased+` order by p.id{for update})`,
 		ids, column.Text(note, maxError))
 	if err != nil {
-		return 0, fmt.Errorf("inboxsql: discard parked messages: %w", err)
+		return 0, fmt.Errorf("inboxsql: discard parked messages: %w", s.failed(ctx, err))
 	}
 	return n, nil
 }
@@ -45,6 +49,8 @@ func (s *Store) GroupParked(ctx context.Context, f inbox.ParkedFilter) ([]inbox.
 	if !ok {
 		return nil, nil
 	}
+	ctx, cancel := s.bound(ctx, 0)
+	defer cancel()
 	var all []inbox.ParkedGroup
 	err := s.query(ctx, `
 		select g.failure, g.consumer, g.state, g.reason, n.error, g.n, g.since, g.until
@@ -62,7 +68,7 @@ func (s *Store) GroupParked(ctx context.Context, f inbox.ParkedFilter) ([]inbox.
 			return err
 		}, args...)
 	if err != nil {
-		return nil, fmt.Errorf("inboxsql: group parked messages: %w", err)
+		return nil, fmt.Errorf("inboxsql: group parked messages: %w", s.failed(ctx, err))
 	}
 	return all, nil
 }
