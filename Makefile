@@ -1,6 +1,8 @@
 # make test      everything, with servers: starts them, runs the tests of all modules, stops them
 # make unit      the tests that need no server
-# make soak      make test at full size and length
+# make soak      make test at full size and length. The ten minutes of chaos alone:
+#                make soak TESTFLAGS='-v -run TestChaos'; with ACKAFTER_TEST_SEED they
+#                are those of an earlier run
 # make lint      the linters, over all modules
 # make bench     the benchmarks, with servers: those of the packages, then the
 #                comparison of bench/ (BENCHFLAGS='-events 200000 -reps 9')

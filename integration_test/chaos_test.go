@@ -21,6 +21,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/integration_test/servers"
 )
 
@@ -52,7 +53,7 @@ func TestChaos(t *testing.T) {
 	for _, p := range c.parties {
 		eventually(t, time.Minute, p.name+": messages are handled; log: "+c.tails(), func() bool { return len(p.events()) > 10 })
 	}
-	lasts := 45 * time.Second
+	lasts := 50 * time.Second
 	if soak() {
 		lasts = 10 * time.Minute
 	}
@@ -78,6 +79,9 @@ func TestChaos(t *testing.T) {
 	}
 	c.check()
 	c.report(began)
+	if f.kills.Load() == 0 || f.crashes.Load() == 0 || f.cuts.Load() == 0 {
+		t.Error("nothing was broken")
+	}
 	t.Logf("%d kills -9, %d stops and %d freezes of consumers, %d crashes and %d freezes of servers, %d times the network was broken, in %v; nothing was left %v after it; seed %d",
 		f.kills.Load(), f.stops.Load(), f.freezes.Load(), f.crashes.Load(), f.serverFreezes.Load(), f.cuts.Load(),
 		calm.Sub(f.began).Round(time.Second), drained.Round(100*time.Millisecond), seed)
@@ -310,7 +314,7 @@ func (c *chaos) history(of entryID) string {
 	return b.String()
 }
 
-// report prints the counts.
+// report prints the counts. Where nothing happened, nothing was tested.
 func (c *chaos) report(began time.Time) {
 	for _, p := range c.parties {
 		counts, last, longest := map[string]int{}, began, time.Duration(0)
@@ -320,6 +324,11 @@ func (c *chaos) report(began time.Time) {
 				continue
 			}
 			longest, last = max(longest, e.Time.Sub(last)), e.Time
+		}
+		for _, what := range []inbox.Outcome{inbox.FirstAttempt, inbox.Replay, inbox.WasParked, inbox.Dead} {
+			if counts[string(what)] == 0 {
+				c.Errorf("%s: no message ended as %s", p.name, what)
+			}
 		}
 		s := p.stream
 		c.Logf("%s: %d messages: %d distinct, %d of them fail some times and %d always, %d are conflicts; %d duplicates, %d of them in another lane. Counted (without what a kill cut off): %s. Longest pause %v",
