@@ -140,7 +140,7 @@ func (a *attempt[Tx]) work(ctx context.Context) error {
 	for _, w := range a.works {
 		i, planned := a.index[w]
 		switch {
-		case w.fate.kind == fateLost, a.held[w.lane()] && !(planned && a.rowGoes(w, i)):
+		case w.fate.kind == fateLost, a.held[w.lane()] && (!planned || !a.rowGoes(w, i)):
 			continue
 		case w.keyErr != nil && a.park:
 			if err := a.parkNow(ctx, w, -1, dead(ReasonInvalidKey, w.keyErr)); err != nil {

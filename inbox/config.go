@@ -31,6 +31,7 @@ const (
 	minMaxInFlight          = 1000
 	defaultMaxInFlightBytes = 64 << 20
 	defaultMaxAttempts      = 15
+	defaultMaxCrashes       = 3
 	defaultBackoff          = 200 * time.Millisecond
 	defaultMaxBackoff       = 10 * time.Minute
 	defaultHold             = time.Second
@@ -85,9 +86,9 @@ type Config struct {
 	// ShutdownTimeout is the grace that running handlers get when Run's context
 	// ends; then their contexts are cancelled and their work is rolled back.
 	// Default 20 s. Negative: no grace. Run returns after it plus the time that a
-	// COMMIT under way (up to 30 s), the last acks, the nacks and closing the
-	// source (up to AckTimeout each) may take; with servers that answer, these
-	// are milliseconds.
+	// COMMIT under way (up to 30 s), the last acks, the nacks, giving back parked
+	// messages and closing the source (up to AckTimeout each) may take; with servers
+	// that answer, these are milliseconds.
 	ShutdownTimeout time.Duration
 
 	// AckTimeout bounds the acks of one batch together, giving back what is left
@@ -233,6 +234,16 @@ type Retry struct {
 	// Negative: no limit.
 	MaxAttempts int
 
+	// MaxCrashes is how many times the process may die while it runs a message alone;
+	// then the message becomes a dead letter (ReasonProcessDied) and is not run again.
+	// It is looked for after a Run has ended without a stop: what that may have had in
+	// work is then run one message at a time, each after a mark was committed. The first
+	// death is not counted, as nobody knows which message it was. Ending a process in
+	// any other way while a message runs alone (kill -9, no memory) counts as well, so
+	// 1 is for those who do neither. Default 3. Negative: it is not looked for. It needs
+	// a store that is a Marker, as all of this module are.
+	MaxCrashes int
+
 	// Backoff is the time before the second attempt; it doubles with each
 	// further one. The actual time is random, anything up to it, so that messages
 	// that failed together do not come back together. Default 200 ms. Negative:
@@ -289,6 +300,7 @@ func (c *Config) withDefaults(poolSize int) *Config {
 	d.MaxInFlightBytes = number(d.MaxInFlightBytes, int64(defaultMaxInFlightBytes), 0)
 	d.Retention = number(d.Retention, DefaultRetention, 0)
 	d.Retry.MaxAttempts = number(d.Retry.MaxAttempts, defaultMaxAttempts, 0)
+	d.Retry.MaxCrashes = number(d.Retry.MaxCrashes, defaultMaxCrashes, 0)
 	d.Retry.Backoff = number(d.Retry.Backoff, defaultBackoff, 0)
 	if d.LockTimeout == 0 {
 		d.LockTimeout = defaultLockTimeout

@@ -41,6 +41,7 @@ const (
 type feeder[Tx any] struct {
 	r     *runner[Tx]
 	order Order
+	log   *slog.Logger
 	wake  chan struct{} // has a value when there may be something to do
 
 	mu    sync.Mutex
@@ -58,7 +59,7 @@ type feeder[Tx any] struct {
 }
 
 func newFeeder[Tx any](r *runner[Tx]) *feeder[Tx] {
-	f := &feeder[Tx]{r: r, order: r.c.order(), wake: make(chan struct{}, 1), lanes: map[string]int{}}
+	f := &feeder[Tx]{r: r, order: r.c.order(), log: r.c.cfg.Logger.With(slog.String("consumer", r.c.name)), wake: make(chan struct{}, 1), lanes: map[string]int{}}
 	// Processes that were started together need not purge together.
 	f.purgeAt = time.Now().Add(rand.N(time.Minute)) //nolint:gosec // G404: no secret.
 	return f
@@ -310,13 +311,13 @@ func (f *feeder[Tx]) giveBack(ctx context.Context, timeout time.Duration) {
 	err := f.r.c.parker.Release(ctx, back)
 	switch {
 	case err == nil:
-	case errors.Is(context.Cause(ctx), context.Canceled):
+	case errors.Is(ctx.Err(), context.Canceled):
 		// The stop came in between.
 		f.mu.Lock()
 		f.back = append(f.back, back...)
 		f.mu.Unlock()
 	default:
-		f.log(slog.LevelWarn, "inbox: give back parked messages failed: they come again when their leases have run out",
+		f.log.LogAttrs(ctx, slog.LevelWarn, "inbox: give back parked messages failed: they come again when their leases have run out",
 			slog.Int("messages", len(back)), slog.Any("error", err))
 	}
 }
@@ -341,7 +342,7 @@ func (f *feeder[Tx]) failed(err error, late bool) {
 	}
 	if !f.trouble && f.r.c.store.Classify(err) != ClassContention {
 		f.trouble = true
-		f.log(slog.LevelWarn, "inbox: parked messages cannot be fed back", slog.Any("error", err))
+		f.log.LogAttrs(f.r.hard, slog.LevelWarn, "inbox: parked messages cannot be fed back", slog.Any("error", err))
 	}
 }
 
@@ -352,7 +353,7 @@ func (f *feeder[Tx]) succeeded() {
 	}
 	if f.trouble {
 		f.trouble = false
-		f.log(slog.LevelInfo, "inbox: parked messages are fed back again")
+		f.log.LogAttrs(f.r.hard, slog.LevelInfo, "inbox: parked messages are fed back again")
 	}
 }
 
@@ -368,16 +369,12 @@ func (f *feeder[Tx]) purge() {
 	f.purgeAt = time.Now().Add(purgeEvery)
 	switch {
 	case err != nil && f.r.soft.Err() == nil:
-		f.log(slog.LevelWarn, "inbox: purge of dead letters failed", slog.Any("error", err))
+		f.log.LogAttrs(f.r.hard, slog.LevelWarn, "inbox: purge of dead letters failed", slog.Any("error", err))
 	case n > 0:
-		f.log(slog.LevelInfo, "inbox: dead letters purged", slog.Int("messages", n), slog.Duration("older_than", age))
+		f.log.LogAttrs(f.r.hard, slog.LevelInfo, "inbox: dead letters purged", slog.Int("messages", n), slog.Duration("older_than", age))
 	}
 	if n >= purgeLimit {
 		f.purgeAt = time.Now().Add(purgePause)
 	}
 	f.ask(time.Until(f.purgeAt))
-}
-
-func (f *feeder[Tx]) log(level slog.Level, text string, attrs ...slog.Attr) {
-	f.r.c.cfg.Logger.LogAttrs(f.r.hard, level, text, append([]slog.Attr{slog.String("consumer", f.r.c.name)}, attrs...)...)
 }

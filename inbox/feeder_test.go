@@ -582,3 +582,93 @@ func TestFedConflict(t *testing.T) {
 		})
 	}
 }
+
+// A message that was fed again comes behind those of its lane that were fed with it
+// before and wait for it: they still do not run before it.
+func TestFedAgainKeepsOrder(t *testing.T) {
+	t.Parallel()
+	for _, mates := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			r.store.mates = mates
+			for _, k := range []string{"a-1", "a-2"} {
+				r.store.place(parkedMessage(k, "lane"))
+			}
+			runs := 0
+			r.start(func(_ context.Context, tx *fakeTx, m *inbox.Message) error {
+				switch m.MessageKey {
+				case "a-1":
+					if runs++; runs == 1 {
+						r.publish("slow-1", "slow-2")
+						<-time.After(time.Second) // They are received, and the next batch of the only worker.
+						return inbox.RetryAfter(errors.New("no"), time.Second)
+					}
+				case "slow-1":
+					<-time.After(5 * time.Second)
+				}
+				return tx.Write(m.MessageKey)
+			}, &inbox.Config{Workers: 1, BatchSize: 2})
+			r.drain()
+			_ = r.end()
+			if got := r.effects(); len(got) != 4 || slices.Index(got, "a-1") > slices.Index(got, "a-2") {
+				t.Errorf("mates %v: effects %v", mates, got)
+			}
+		})
+	}
+}
+
+// A fed message that fails goes back into the table, however soon its next attempt is.
+func TestFedGoesBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.store.place(parkedMessage("a-1", "lane"))
+		r.start(failing("a-1", func(attempt int) error {
+			if attempt == 5 {
+				return inbox.RetryAfter(errors.New("no"), 100*time.Millisecond)
+			}
+			return nil
+		}), nil)
+		<-time.After(50 * time.Millisecond)
+		if p := r.store.all()[0]; p.State != inbox.ParkedRetry || p.Attempts != 5 || !p.LeasedUntil.IsZero() || p.Error == "" || p.Failure == "" {
+			t.Errorf("the row after its failure: %+v", p)
+		}
+		r.drain()
+		_ = r.end()
+		r.wantEffects("a-1")
+		if a, b := r.seen.count(inbox.WasParked), r.seen.count(inbox.FirstAttempt); a != 0 || b != 1 || len(r.seen.retries) != 1 {
+			t.Errorf("%d parked, %d first_attempt, %d retries; want one of each but the first", a, b, len(r.seen.retries))
+		}
+	})
+}
+
+// A row without a key is not locked by a claim: when its lease is over, nothing is
+// changed, and nothing is told.
+func TestKeylessGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		p := parkedMessage("invalid:1", "")
+		p.Reason, p.Message = inbox.ReasonInvalidKey, &broker.Message{Body: []byte("hello")}
+		h := func(_ context.Context, tx *fakeTx, m *inbox.Message) error {
+			<-time.After(80 * time.Second)
+			return tx.Write(m.MessageKey)
+		}
+		r.publish("slow-1")
+		r.start(h, &inbox.Config{Workers: 1, HandlerTimeout: -1, Parking: inbox.Parking{Lease: 10 * time.Second, Poll: 50 * time.Second}})
+		<-time.After(time.Second)
+		r.store.place(p)
+		<-time.After(64 * time.Second) // It was leased, and that is over.
+		if l, err := r.store.Lease(t.Context(), inbox.LeaseRequest{Consumer: "billing", Limit: 1, For: time.Hour}); err != nil || len(l.Rows) != 1 {
+			t.Errorf("Lease: %+v, %v", l, err)
+		}
+		<-time.After(30 * time.Second) // The worker has come to it.
+		_ = r.end()
+		if row := r.store.all()[0]; row.State != inbox.ParkedRetry || row.Reason != inbox.ReasonInvalidKey || row.Attempts != 4 {
+			t.Errorf("the row: %+v", row)
+		}
+		if len(r.seen.outcomes) != 1 || strings.Contains(r.logs.String(), "counted=false") {
+			t.Errorf("a row that is gone is told of:\n%s", r.logs)
+		}
+	})
+}

@@ -24,13 +24,14 @@ import (
 // ever, and the effects of a lane are in its order.
 func TestParkingModel(t *testing.T) {
 	t.Parallel()
-	for _, unordered := range []bool{false, true} {
-		for seed := range uint64(60) {
+	for _, v := range []int{0, 1, 2, 3} {
+		unordered, bulk := v&1 == 1, v&2 == 2
+		for seed := range uint64(40) {
 			synctest.Test(t, func(t *testing.T) {
-				m := &parkingModel{T: t, rnd: rand.New(rand.NewPCG(seed, 7)), unordered: unordered}
+				m := &parkingModel{T: t, rnd: rand.New(rand.NewPCG(seed, 7)), unordered: unordered, bulk: bulk}
 				m.run()
 				if t.Failed() {
-					t.Logf("seed %d, unordered %v, mates %v\n%s", seed, unordered, m.store.mates, &m.logs)
+					t.Logf("seed %d, unordered %v, bulk %v, mates %v\n%s", seed, unordered, bulk, m.store.mates, &m.logs)
 				}
 			})
 		}
@@ -78,6 +79,7 @@ type parkingModel struct {
 	rmu       sync.Mutex
 	rnd       *rand.Rand
 	unordered bool
+	bulk      bool
 	store     *fakeStore
 	queue     *memory.Queue
 	infra     float64
@@ -111,6 +113,16 @@ func (m *parkingModel) fault(op string, _ []string) error {
 		return errDeadlock
 	}
 	return errDown
+}
+
+// set handles several messages.
+func (m *parkingModel) set(ctx context.Context, tx *fakeTx, ms []*inbox.Message) error {
+	for _, msg := range ms {
+		if err := m.handle(ctx, tx, msg); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // handle fails at random; poison fails always.
@@ -154,6 +166,9 @@ func (m *parkingModel) start() *process {
 		Logger: slog.New(slog.NewTextHandler(&m.logs, nil)),
 	}
 	c, err := inbox.New(inbox.Store[*fakeTx](p), "billing", keyfunc.JSON("id"), m.handle, cfg)
+	if m.bulk {
+		c, err = inbox.NewBulk(inbox.Store[*fakeTx](p), "billing", keyfunc.JSON("id"), m.set, cfg)
+	}
 	if err != nil {
 		m.Fatal(err)
 	}

@@ -41,7 +41,7 @@ func (r *runner[Tx]) done(ctx context.Context, it *item) {
 	w := it.Value
 	if w.fate.outcome == Conflict && r.c.cfg.OnConflict == ConflictFail {
 		it.Keep = true
-		r.c.observe(r.hard, w)
+		r.c.observe(ctx, w)
 		r.fail(fmt.Errorf("inbox: consumer %q: message %s: %w", r.c.name, w.message.ID, ErrConflict))
 		return
 	}
@@ -52,12 +52,12 @@ func (r *runner[Tx]) done(ctx context.Context, it *item) {
 	r.suspects.Delete(w)
 	failed := w.fate.outcome == WasParked && w.fate.reason == ReasonFailed
 	if failed {
-		r.c.onRetry(r.hard, w, true, w.fate.after, w.fate.err)
+		r.c.onRetry(ctx, w, true, w.fate.after, w.fate.err)
 		r.feeder.ask(w.fate.after)
 	}
 	r.ack(ctx, w)
 	if !failed || !w.fed() { // Parked it was before.
-		r.c.observe(r.hard, w)
+		r.c.observe(ctx, w)
 	}
 }
 

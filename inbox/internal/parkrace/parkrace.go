@@ -300,7 +300,7 @@ func (r *Race[Tx]) start(ctx context.Context, t *testing.T) *process[Tx] {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, p.stop = context.WithCancel(ctx)
+	ctx, p.stop = context.WithCancel(ctx) //nolint:gosec // G118: end calls it.
 	p.src = r.queue.Source()
 	go func() { p.done <- consumer.Run(ctx, p.src) }()
 	return p
