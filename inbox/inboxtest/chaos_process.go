@@ -285,7 +285,7 @@ func (run *chaosRun[Tx]) happen(f fault) error {
 // stores are forwarded where the loop needs them to work on the right terms
 // (PoolSizer), and the batch's with it (Sealer). Others are not: without Parker
 // failed messages are tried again in their lanes, which a test does not have to
-// wait for.
+// wait for. TestChaosForwardsInterfaces knows them all.
 type chaosStore[Tx any] struct {
 	inbox.Store[Tx]
 	p *process[Tx]
