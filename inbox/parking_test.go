@@ -502,3 +502,25 @@ func TestClassify(t *testing.T) {
 		t.Errorf("Process = %v, want a permanent error", err)
 	}
 }
+
+// A dead letter blocks its lane from the transaction on in which it dies, whatever it
+// died of.
+func TestDeadBlocksItsBatch(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]*broker.Message{
+		"conflict": message("a-1", ""), "no key": {Key: []byte("a"), Body: []byte("hello")},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t)
+			r.store.rows[inbox.Key{Consumer: "billing", MessageKey: "a-1"}] = &inbox.Record{Fingerprint: []byte("other")}
+			r.queue.Publish(first, message("a-2", ""))
+			r.start(write, &inbox.Config{Workers: 1, Parking: inbox.Parking{OnDead: inbox.DeadBlock}})
+			<-time.After(time.Minute)
+			_ = r.end()
+			r.wantEffects()
+			if got := fmt.Sprint(r.store.states()); got != "map[dead:1 waiting:1]" || r.queue.Stats().Acked != 2 {
+				t.Errorf("%s: parked %s, %d acked", name, got, r.queue.Stats().Acked)
+			}
+		})
+	}
+}
