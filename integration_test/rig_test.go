@@ -200,14 +200,15 @@ func (tp *topic) checkOffsets(group string) {
 		tp.t.Fatalf("the brokers' log of offsets: %v, %+v", err, all)
 	}
 	part := int(javaHash(group)&math.MaxInt32) % len(all.Topics[0].Partitions)
-	ends, err := tp.client.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{name: {kafka.LastOffsetOf(part)}}})
-	if err != nil || ends.Topics[name][0].Error != nil {
-		tp.t.Fatalf("the end of the brokers' log of offsets: %v, %+v", err, ends)
-	}
+	var end int64
+	eventually(tp.t, 30*time.Second, "the end of the brokers' log of offsets is known", func() bool {
+		end, err = tp.end(ctx, name, part)
+		return err == nil // The leader may have changed just now.
+	})
 	log := kafka.NewReader(kafka.ReaderConfig{Brokers: tp.brokers, Topic: name, Partition: part, MaxWait: 100 * time.Millisecond})
 	defer log.Close()
 	commits, at := 0, map[int32]int64{}
-	for end := ends.Topics[name][0].LastOffset; log.Offset() < end; {
+	for log.Offset() < end {
 		m, err := log.ReadMessage(ctx)
 		if err != nil {
 			tp.t.Fatalf("read the brokers' log of offsets to %d: %v", end, err)
@@ -235,6 +236,30 @@ func (tp *topic) checkOffsets(group string) {
 		tp.t.Errorf("the brokers' log of offsets has no commit of group %s", group)
 	}
 	tp.t.Logf("%d commits, none back", commits)
+}
+
+// end asks the leader of a partition for its end, on a new connection.
+func (tp *topic) end(ctx context.Context, name string, partition int) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	var errs []error
+	for _, b := range tp.brokers {
+		conn, err := kafka.DialLeader(ctx, "tcp", b, name, partition)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return 0, err
+		}
+		end, err := conn.ReadLastOffset()
+		if err == nil {
+			return end, nil
+		}
+		errs = append(errs, err)
+	}
+	return 0, errors.Join(errs...)
 }
 
 // lengthFirst is a string as Kafka writes it.
