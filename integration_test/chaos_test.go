@@ -69,8 +69,7 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	calm := time.Now()
-	left := ""
-	eventually(t, 3*time.Minute, "nothing is left", func() bool { left = c.left(); return left == "" })
+	c.drain(3 * time.Minute)
 	drained := time.Since(calm)
 	for _, k := range c.consumers {
 		if took, killed := k.stop(time.Minute); killed {
@@ -255,6 +254,20 @@ func (c *chaos) left() string {
 		left = append(left, fmt.Sprintf("%d parked", n))
 	}
 	return strings.Join(left, "; ")
+}
+
+// drain waits until nothing is left.
+func (c *chaos) drain(limit time.Duration) {
+	c.Helper()
+	timeout := time.After(limit)
+	for left := c.left(); left != ""; left = c.left() {
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-timeout:
+			c.Errorf("%v after the last fault there is left: %s\n%s", limit, left, c.tails())
+			return
+		}
+	}
 }
 
 // check compares what was sent with what became of it.

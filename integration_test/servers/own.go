@@ -225,11 +225,17 @@ func (o *Own) Crash(t testing.TB) {
 	}
 }
 
-// gone tells that a process has ended; one that nobody has waited for yet is still
-// listed, without a command line.
+// gone tells that a process has ended, with all its threads: the last one closes what
+// it listens on. One that nobody has waited for yet is still listed, as a zombie.
 func gone(pid int) bool {
-	command, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	return err != nil || len(command) == 0
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return true
+	}
+	// "pid (name) state ..."; the name may hold anything.
+	_, state, _ := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')'):]), " ")
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	return err != nil || (strings.HasPrefix(state, "Z") && len(threads) <= 1)
 }
 
 // Start starts the server again on its data, and waits until it is ready.
@@ -237,6 +243,11 @@ func (o *Own) Start(t testing.TB) {
 	t.Helper()
 	if _, err := o.run(t.Context(), "up"); err != nil {
 		t.Fatalf("servers: start %s again: %v", o.server.name, err)
+	}
+	// The script takes another port when somebody has this one.
+	lines, err := o.run(t.Context(), "env")
+	if address, _ := parseExport(lines, o.server.variable); err != nil || address != o.Address {
+		t.Fatalf("servers: start %s again: it is at %q now, not at %q: %v", o.server.name, address, o.Address, err)
 	}
 }
 
