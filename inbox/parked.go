@@ -97,6 +97,9 @@ const (
 	// ReasonEffectsUnknown: the handler ended the transaction by itself; what
 	// it wrote may or may not be there. A person has to look.
 	ReasonEffectsUnknown Reason = "effects unknown"
+	// ReasonProcessDied: the process died Retry.MaxCrashes times while it ran the
+	// message alone.
+	ReasonProcessDied Reason = "process died"
 )
 
 // ParkedRecord is a row of the parked table.

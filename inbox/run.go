@@ -48,12 +48,18 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) (err error) {
 	reporter, _ := src.(broker.HealthReporter)
 	leave := c.vitals.enter(&vitalRun{soft: soft, gate: r.gate, queue: r.queue, source: reporter})
 	defer func() { leave(err) }()
+	r.caution = newCaution(r)
+	defer r.caution.close() //nolint:contextcheck // It has a deadline of its own, also after the stop.
 
 	if err := r.start(); err != nil {
 		r.closeSource()
 		return err
 	}
 	r.loops.Go(func() { r.gate.keep(soft, c.store.Check, r.probeFailed) })
+	r.loops.Go(r.checkAtStart)
+	if r.caution != nil {
+		r.loops.Go(r.caution.keep)
+	}
 	r.loops.Go(r.receive)
 	if c.parker != nil && c.cfg.Parking.Poll > 0 {
 		r.feeder = newFeeder(r)
@@ -82,6 +88,8 @@ type runner[Tx any] struct {
 	gate  *gate
 	// feeder is nil when this process feeds nothing back.
 	feeder *feeder[Tx]
+	// caution is nil when deaths of processes are not looked for.
+	caution *caution[Tx]
 
 	soft     context.Context // ends when the stop begins
 	softStop context.CancelCauseFunc
@@ -132,10 +140,11 @@ func (r *runner[Tx]) start() error {
 		err := r.c.prepare(pctx)
 		cancel()
 		switch {
-		case err == nil && n > 1:
-			r.gate.pass()
-			return nil
 		case err == nil:
+			if n > 1 {
+				r.gate.pass()
+			}
+			r.caution.beat() // Before anything is received.
 			return nil
 		case r.soft.Err() != nil:
 			return nil //nolint:nilerr // Stopped: what failed meanwhile does not matter.
@@ -206,6 +215,10 @@ func (r *runner[Tx]) work() {
 
 // batch handles taken items together, and one by one when that fails.
 func (r *runner[Tx]) batch(items []*item) {
+	if len(items) > 1 && r.caution.anyNeeded(items) {
+		r.singles(items, nil)
+		return
+	}
 	err := r.attempt(r.hard, items)
 	if err == nil {
 		r.settle(items)
@@ -240,6 +253,11 @@ func (r *runner[Tx]) batch(items []*item) {
 			condemned[it] = true
 		}
 	}
+	r.singles(items, condemned)
+}
+
+// singles handles items one by one, but for those that were condemned already.
+func (r *runner[Tx]) singles(items []*item, condemned map[*item]bool) {
 	held := map[string]bool{}
 	for i, it := range items {
 		w := it.Value
@@ -266,8 +284,16 @@ func (r *runner[Tx]) batch(items []*item) {
 	}
 }
 
-// attempt runs one transaction over the items.
+// attempt runs one transaction over the items, with care where that is needed.
 func (r *runner[Tx]) attempt(ctx context.Context, items []*item) *batchError {
+	if len(items) == 1 && r.caution.needed(items[0].Value) {
+		return r.caution.attempt(ctx, items[0])
+	}
+	return r.transact(ctx, items)
+}
+
+// transact runs one transaction over the items.
+func (r *runner[Tx]) transact(ctx context.Context, items []*item) *batchError {
 	works := make([]*work, len(items))
 	for i, it := range items {
 		works[i] = it.Value

@@ -412,3 +412,47 @@ type Inspector interface {
 	// GetParked returns one parked row whole. ErrNotFound when there is none.
 	GetParked(ctx context.Context, id int64) (*ParkedRecord, error)
 }
+
+// Marker is implemented by stores that keep track of the Runs of a consumer, and of
+// the messages that are run with care after one of them has died: that way a
+// message that kills its process is found out. Without it such a message kills one
+// process after the other.
+type Marker interface {
+	// Beat records that a Run is alive, now by the database's clock, whether or not
+	// it was recorded before. It returns all recorded Runs of the consumer as they
+	// were just before that, with how long ago each of them beat; so a Run that was
+	// not recorded is not among them the first time.
+	Beat(ctx context.Context, consumer string, r RunRecord) ([]RunRecord, error)
+
+	// EndRuns forgets Runs, by their ids; ids that are not there are passed over. It
+	// may also delete marks of the consumer that count no more, see MarkStart.
+	EndRuns(ctx context.Context, consumer string, ids ...string) error
+
+	// MarkStart records, committed when it returns, that the message of a claim is
+	// about to be run, and returns how many such marks it has now, from 1. It
+	// returns 0 and records nothing when the key has a row within its window: then the
+	// message is not run. Marks are counted for each key and fingerprint; those that
+	// nobody has touched for MarkRetention count no more.
+	MarkStart(ctx context.Context, c Claim) (int, error)
+
+	// UnmarkStart takes back one mark of the claim's message, or all of them. When
+	// there is none it does nothing.
+	UnmarkStart(ctx context.Context, c Claim, all bool) error
+}
+
+// MarkRetention is how long a mark counts that no later one of its message
+// followed, see Marker.
+const MarkRetention = 7 * 24 * time.Hour
+
+// RunRecord is a Run of a consumer as its store knows it.
+type RunRecord struct {
+	// ID is unique among all Runs.
+	ID string
+	// Worker is Config.Worker, for people.
+	Worker string
+	// Host is the name of the host that it runs on; empty when unknown.
+	Host string
+	// Age is the time since its last beat, by the database's clock; not negative. It
+	// is set by Beat.
+	Age time.Duration
+}

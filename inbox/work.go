@@ -30,6 +30,9 @@ type work struct {
 	verdict *verdict  // to be parked as soon as its claim is held
 	until   time.Time // the end of the lease of one that was fed
 
+	deaths   int // of processes that ran it with care, see caution
+	unmarked int // marks that could not be taken back
+
 	fate  fate
 	start time.Time
 }

@@ -40,6 +40,8 @@ type statements struct {
 	retryParked, discardParked  string
 	groupParked                 string
 
+	beat, endRuns, purgeMarks, markStart, unmarkStart string
+
 	version, register, definition string
 	lookup, find, saveResult      string
 	listParked, getParked         string
@@ -99,7 +101,7 @@ func newStatements(schema string) statements {
 		prefix = pgx.Identifier{schema}.Sanitize() + "."
 	}
 	var pairs []string
-	for _, table := range []string{"inbox", "inbox_parked", "inbox_consumers", "inbox_guard", "inbox_schema"} {
+	for _, table := range []string{"inbox", "inbox_parked", "inbox_consumers", "inbox_guard", "inbox_schema", "inbox_runs", "inbox_starts"} {
 		pairs = append(pairs, "{"+table+"}", prefix+table)
 	}
 	fill := strings.NewReplacer(pairs...).Replace
@@ -157,12 +159,14 @@ where i.tenant = $1::text and i.consumer = $2::text and i.message_key = $3::text
 		saveResult: `update {inbox} set result = $4::bytea
 where tenant = $1::text and consumer = $2::text and message_key = $3::text`,
 	}
+	s.beat, s.endRuns, s.purgeMarks, s.markStart, s.unmarkStart = beat, endRuns, purgeMarks, markStart, unmarkStart
 	addParking(&s)
 	for _, text := range []*string{
 		&s.guard, &s.unguard, &s.claim, &s.claimFrozen, &s.unprobe, &s.look, &s.attach, &s.stored, &s.storedOne, &s.forget, &s.drop,
 		&s.saveResults, &s.unpark, &s.park, &s.version, &s.register, &s.definition, &s.lookup, &s.find, &s.saveResult,
 		&s.listParked, &s.getParked, &s.lookLanes, &s.lookOne, &s.lookLaneOne, &s.lockFed, &s.unparkFed, &s.parkFed, &s.leasable, &s.leasableUnordered,
 		&s.lease, &s.release, &s.purgeDead, &s.retryParked, &s.discardParked, &s.groupParked,
+		&s.beat, &s.endRuns, &s.purgeMarks, &s.markStart, &s.unmarkStart,
 	} {
 		*text = fill(*text)
 	}

@@ -40,6 +40,7 @@ func TestSQLite(t *testing.T) {
 		NamesStatement: true,
 		DeadTx:         true,
 		Parking:        true,
+		Marking:        true,
 	})
 }
 
@@ -55,6 +56,7 @@ func TestPostgreSQL(t *testing.T) {
 		NamesStatement: true,
 		DeadTx:         true,
 		Parking:        true,
+		Marking:        true,
 	})
 }
 
@@ -73,6 +75,7 @@ func TestPostgreSQLWithoutPreparedStatements(t *testing.T) {
 				NamesStatement: true,
 				DeadTx:         true,
 				Parking:        true,
+				Marking:        true,
 			})
 		})
 	}

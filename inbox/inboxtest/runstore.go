@@ -46,6 +46,10 @@ type StoreHarness[Tx any] struct {
 	// fails; without it the rules about that are skipped.
 	Parking bool
 
+	// Marking says that the store is an inbox.Marker. Then a store that is not fails;
+	// without it the rules about that are skipped.
+	Marking bool
+
 	// Serial runs the rules one after the other instead of in parallel.
 	Serial bool
 }
@@ -146,6 +150,7 @@ func storeRules[Tx any]() []storeRule[Tx] {
 	all = append(all, laneRules[Tx]()...)
 	all = append(all, feedRaceRules[Tx]()...)
 	all = append(all, undertakeRules[Tx]()...)
+	all = append(all, markerRules[Tx]()...)
 	return append(all, ownerRules[Tx]()...)
 }
 

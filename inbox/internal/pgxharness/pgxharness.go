@@ -35,6 +35,7 @@ func Harness(at Place) inboxtest.StoreHarness[pgx.Tx] {
 		NamesStatement: true,
 		DeadTx:         true,
 		Parking:        true,
+		Marking:        true,
 	}
 }
 
