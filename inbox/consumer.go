@@ -26,6 +26,7 @@ type Consumer[Tx any] struct {
 	// preparing holds a token while somebody prepares; ready is guarded by it.
 	preparing chan struct{}
 	ready     atomic.Bool
+	advised   atomic.Bool // the first Run has looked at the settings
 
 	vitals vitals
 }

@@ -23,6 +23,7 @@ import (
 // for a moment.
 type Store struct {
 	pool      *pgxpool.Pool
+	schema    string // Config.Schema
 	isolation pgx.TxIsoLevel
 	sql       statements
 	describes bool // pgx asks for a description of each statement before it sends any
@@ -87,7 +88,7 @@ func NewWithConfig(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{
-		pool: pool, isolation: c.Isolation, sql: newStatements(c.Schema),
+		pool: pool, schema: c.Schema, isolation: c.Isolation, sql: newStatements(c.Schema),
 		describes: pool.Config().ConnConfig.DefaultQueryExecMode == pgx.QueryExecModeDescribeExec,
 	}
 	s.frozen.Store(c.Isolation == pgx.RepeatableRead || c.Isolation == pgx.Serializable)

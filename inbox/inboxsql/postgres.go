@@ -18,6 +18,7 @@ import (
 // them as one JSON text: one statement text for every size of batch, and no
 // types that only some drivers know.
 type postgres struct {
+	schema string // Config.Schema
 	prefix string // of tables, with its dot
 	level  string // of isolation; empty is the database's default
 }

@@ -114,7 +114,7 @@ func NewWithConfig(db *sql.DB, cfg *Config) (*Store, error) {
 			return nil, configError("Isolation", c.Isolation,
 				"must be the default, Read Committed, Repeatable Read, Snapshot or Serializable")
 		}
-		s.d = postgres{prefix: schemaPrefix(c.Schema), level: level}
+		s.d = postgres{schema: c.Schema, prefix: schemaPrefix(c.Schema), level: level}
 	default:
 		return nil, configError("Dialect", fmt.Sprintf("%q", c.Dialect), "must be SQLite or PostgreSQL")
 	}
