@@ -60,7 +60,6 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) (err error) {
 	if r.caution != nil {
 		r.loops.Go(r.caution.keep)
 	}
-	r.loops.Go(r.checkAtStart)
 	r.loops.Go(r.receive)
 	if c.parker != nil && c.cfg.Parking.Poll > 0 {
 		r.feeder = newFeeder(r)
