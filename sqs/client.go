@@ -67,7 +67,7 @@ func newClient(ctx context.Context, cfg *Config, a address) (client Client, rele
 	}
 	if shared, ok := loaded.HTTPClient.(*awshttp.BuildableClient); ok {
 		transport := shared.GetTransport() // a copy
-		transport.MaxIdleConnsPerHost = cfg.Pollers + 2*senders
+		transport.MaxIdleConnsPerHost = 2*cfg.Pollers + 2*senders
 		release = transport.CloseIdleConnections
 		loaded.HTTPClient = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	}

@@ -31,8 +31,12 @@ const (
 
 	// batch is how many entries a call takes.
 	batch = 10
-	// senders is how many calls at a time settle messages, and how many renew leases.
+	// senders is how many calls at a time renew leases, and how many settle messages at
+	// least: as many as Pollers do, so that deletes keep up with what is received.
 	senders = 4
+	// maxUnsent is how many acks may wait for their deletes before no more is asked
+	// for: what is deleted too late comes again.
+	maxUnsent = 10 * batch
 )
 
 // Config configures a Source. A nil *Config means all defaults. One rule holds for

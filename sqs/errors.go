@@ -3,11 +3,14 @@ package sqs
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
+	awsretry "github.com/aws/aws-sdk-go-v2/aws/retry"
 	"github.com/aws/aws-sdk-go-v2/service/sqs/types"
 	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
 // Errors of this package. Test with errors.Is. Open returns them at once; Receive
@@ -94,6 +97,20 @@ func plainCode(code string) string { return code[strings.LastIndexByte(code, '#'
 // isFinal tells whether trying again is of no use.
 func isFinal(err error) bool {
 	return errors.Is(err, ErrNoQueue) || errors.Is(err, ErrForbidden) || errors.Is(err, ErrLogin)
+}
+
+// isPassing tells whether a call failed for no reason that lies in what it said: it
+// was throttled, the server had trouble, or there was no answer.
+func isPassing(err error) bool {
+	var api smithy.APIError
+	if !errors.As(err, &api) {
+		return true
+	}
+	if _, throttled := awsretry.DefaultThrottleErrorCodes[errorCode(err)]; throttled {
+		return true
+	}
+	var response *smithyhttp.ResponseError
+	return errors.As(err, &response) && response.HTTPStatusCode() >= http.StatusInternalServerError
 }
 
 // isFinalAtOpen is isFinal for the first look at a queue.

@@ -215,7 +215,9 @@ func (f *fake) sizes() []int {
 // openFake opens a source on a fake.
 func openFake(t testing.TB, f *fake, queue string, cfg Config) *Source {
 	t.Helper()
-	cfg.Client = f
+	if cfg.Client == nil {
+		cfg.Client = f
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = quiet()
 	}

@@ -13,18 +13,12 @@ import (
 	"github.com/ackafter/ackafter/internal/retry"
 )
 
-// keepLeases renews leases, ends those that are over, and gives back what waits when
-// nobody receives for longer than one lasts, until the source is closed.
+// keepLeases ends leases that are over, and gives back what waits when nobody
+// receives for longer than one lasts, until the source is closed. It makes no calls,
+// so that nothing holds it up.
 func (s *Source) keepLeases() {
-	every := max(min(s.cfg.VisibilityTimeout/20, time.Second), minTimeout)
-	if s.cfg.Heartbeat > 0 {
-		every = max(min(every, s.cfg.Heartbeat/4), minTimeout)
-	}
-	for retry.Sleep(s.closing, every) {
+	for retry.Sleep(s.closing, s.tick()) {
 		s.lost(s.ledger.expire(time.Now()), nil)
-		if due := s.ledger.dueBeats(time.Now()); len(due) > 0 {
-			s.renew(due)
-		}
 		if s.ledger.idle(time.Now()) > s.cfg.VisibilityTimeout {
 			if n := s.ledger.giveBack(time.Now()); n > 0 {
 				s.log.Info("sqs: nobody receives: messages that waited go back", "messages", n)
@@ -33,15 +27,35 @@ func (s *Source) keepLeases() {
 	}
 }
 
+// renewLeases sends heartbeats until the source is closed.
+func (s *Source) renewLeases() {
+	for retry.Sleep(s.closing, s.tick()) {
+		s.renew(s.ledger.dueBeats(time.Now()))
+	}
+}
+
+// tick is how often leases are looked at.
+func (s *Source) tick() time.Duration {
+	every := min(s.cfg.VisibilityTimeout/20, time.Second)
+	if s.cfg.Heartbeat > 0 {
+		every = min(every, s.cfg.Heartbeat/4)
+	}
+	return max(every, minTimeout)
+}
+
 // renew sends heartbeats, some calls at a time.
 func (s *Source) renew(due []lease) {
 	var calls sync.WaitGroup
 	free := make(chan struct{}, senders)
 	for len(due) > 0 {
+		free <- struct{}{}
+		due = s.ledger.live(due) // that may have taken long
 		n := min(batch, len(due))
 		some := due[:n]
 		due = due[n:]
-		free <- struct{}{}
+		if n == 0 {
+			break
+		}
 		calls.Go(func() {
 			defer func() { <-free }()
 			s.beat(some)

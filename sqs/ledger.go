@@ -69,6 +69,7 @@ type entry struct {
 	settled time.Time // acked
 	due     time.Time // given back: not before
 	tries   int       // of sending its ack
+	alone   bool      // and it goes in no batch any more
 	next    time.Time // when to try again
 	cancel  context.CancelFunc
 }
@@ -130,10 +131,14 @@ func (l *ledger) want(limit int, now time.Time) {
 	l.wanted, l.asked = limit, now
 }
 
-// demand is how many more messages Receive waits for than are here.
+// demand is how many more messages Receive waits for than are here: none while too
+// many acks are unsent.
 func (l *ledger) demand() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if len(l.acks) >= maxUnsent {
+		return 0
+	}
 	return max(l.wanted-len(l.waiting), 0)
 }
 

@@ -83,6 +83,25 @@ func (l *ledger) dueBeats(now time.Time) []lease {
 	return due
 }
 
+// live returns those of the due leases that still have to be renewed: no heartbeat
+// may hide a message that nobody here has any more.
+func (l *ledger) live(due []lease) []lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := len(due)
+	due = slices.DeleteFunc(due, func(b lease) bool {
+		if b.state != acked && b.state != gone {
+			return false
+		}
+		b.beating = false
+		return true
+	})
+	if len(due) < before {
+		l.kick() // What goes back waits for heartbeats.
+	}
+	return due
+}
+
 // beaten notes how a heartbeat ended that began at from. stale: the lease is over.
 func (l *ledger) beaten(b lease, from time.Time, ok, stale bool) (lost []*entry) {
 	l.mu.Lock()

@@ -57,11 +57,11 @@ func (l *ledger) pick(now time.Time) (w work, look time.Time, signal <-chan stru
 	fresh := 0
 	for i, e := range l.acks {
 		switch {
-		case e.tries == 0:
-			fresh++
 		case now.Before(e.next):
 			later(e.next)
-		default: // It failed before: alone.
+		case !e.alone:
+			fresh++
+		default: // It failed before.
 			l.acks = slices.Delete(l.acks, i, i+1)
 			l.sending++
 			return work{acks: []ackWork{{e, e.handle}}}, look, nil, false
@@ -74,20 +74,21 @@ func (l *ledger) pick(now time.Time) (w work, look time.Time, signal <-chan stru
 	return work{}, look, l.signal, l.complete && len(l.gives) == 0 && len(l.acks) == 0 && l.sending == 0
 }
 
-// pickFresh returns acks that were not sent yet, when there are enough for a call or
+// pickFresh returns acks that may go together, when there are enough for a call or
 // they are old enough.
 func (l *ledger) pickFresh(fresh int, now time.Time, later func(time.Time)) []ackWork {
 	if fresh == 0 {
 		return nil
 	}
-	i := slices.IndexFunc(l.acks, func(e *entry) bool { return e.tries == 0 })
+	together := func(e *entry) bool { return !e.alone && !now.Before(e.next) }
+	i := slices.IndexFunc(l.acks, together)
 	if ripe := l.acks[i].settled.Add(l.ackDelay); fresh < batch && !l.closing && now.Before(ripe) {
 		later(ripe)
 		return nil
 	}
 	var acks []ackWork
 	l.acks = slices.DeleteFunc(l.acks, func(e *entry) bool {
-		if e.tries > 0 || len(acks) == batch {
+		if !together(e) || len(acks) == batch {
 			return false
 		}
 		acks = append(acks, ackWork{e, e.handle})
@@ -110,7 +111,7 @@ func (l *ledger) acked(a ackWork) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if a.handle != a.entry.handle {
-		a.tries, a.next = 1, time.Time{}
+		a.tries, a.alone, a.next = 1, true, time.Time{}
 		l.acks = append(l.acks, a.entry)
 		return false
 	}
@@ -118,11 +119,12 @@ func (l *ledger) acked(a ackWork) bool {
 	return true
 }
 
-// again notes that an ack has to be sent again.
-func (l *ledger) again(a ackWork, next time.Time) {
+// again notes that an ack has to be sent again, alone or with others.
+func (l *ledger) again(a ackWork, next time.Time, alone bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a.tries++
+	a.alone = a.alone || alone
 	a.next = next
 	l.acks = append(l.acks, a.entry)
 }

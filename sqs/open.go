@@ -53,7 +53,10 @@ func Open(ctx context.Context, queue string, cfg *Config) (*Source, error) {
 	s.asking, s.breakOff = context.WithCancel(s.ctx)
 	s.taking.Go(s.poll)
 	s.taking.Go(s.keepLeases)
-	for range senders {
+	if cfg.Heartbeat > 0 {
+		s.taking.Go(s.renewLeases)
+	}
+	for range max(senders, cfg.Pollers) {
 		s.telling.Go(s.send)
 	}
 	return s, nil

@@ -43,6 +43,7 @@ func (s *Source) send() {
 		case len(w.acks) > 0:
 			s.delete(w.acks)
 			s.ledger.sent()
+			token(s.wanted) // Too much may have been unsent.
 		default:
 			s.await(look, signal)
 		}
@@ -73,9 +74,10 @@ func (s *Source) call() (context.Context, context.CancelFunc) {
 func (s *Source) delete(acks []ackWork) {
 	ctx, cancel := s.call()
 	defer cancel()
+	wait := retry.After(acks[0].tries, s.cfg.MaxBackoff) // one for all: they go together again
 	if len(acks) == 1 {
 		_, err := s.client.DeleteMessage(ctx, &awssqs.DeleteMessageInput{QueueUrl: &s.url, ReceiptHandle: &acks[0].handle})
-		s.deleted(acks[0], explain(err))
+		s.deleted(acks[0], explain(err), wait)
 		return
 	}
 	in := &awssqs.DeleteMessageBatchInput{QueueUrl: &s.url}
@@ -86,7 +88,7 @@ func (s *Source) delete(acks []ackWork) {
 	if err != nil {
 		err = explain(err)
 		for _, a := range acks {
-			s.deleted(a, err)
+			s.deleted(a, err, wait)
 		}
 		return
 	}
@@ -101,7 +103,7 @@ func (s *Source) delete(acks []ackWork) {
 		setResult(results, answer.Failed[i].Id, refusalOf(&answer.Failed[i]))
 	}
 	for i, a := range acks {
-		s.deleted(a, results[i])
+		s.deleted(a, results[i], wait)
 	}
 }
 
@@ -115,8 +117,9 @@ func setResult(results []error, id *string, err error) {
 	}
 }
 
-// deleted notes how a delete ended.
-func (s *Source) deleted(a ackWork, err error) {
+// deleted notes how a delete ended; one that failed is sent again after wait: alone
+// when the reason may lie in it.
+func (s *Source) deleted(a ackWork, err error, wait time.Duration) {
 	var r *refusal
 	batched := errors.As(err, &r)
 	switch {
@@ -130,7 +133,7 @@ func (s *Source) deleted(a ackWork, err error) {
 		s.refused(a, false, err)
 	default:
 		s.log.Debug("sqs: a delete failed and is tried again", "id", a.id, "error", err, "attempt", a.tries+1)
-		s.ledger.again(a, time.Now().Add(retry.After(a.tries, s.cfg.MaxBackoff)))
+		s.ledger.again(a, time.Now().Add(wait), batched || !isPassing(err))
 	}
 }
 

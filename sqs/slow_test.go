@@ -1,0 +1,141 @@
+package sqs
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	awssqs "github.com/aws/aws-sdk-go-v2/service/sqs"
+	"github.com/aws/smithy-go"
+)
+
+// slow is a fake of whose calls some wait for a channel, or fail.
+type slow struct {
+	*fake
+	beats, deletes <-chan struct{} // nil: they do not wait
+	fail           func(call int) error
+	calls          chan int // entries of each call that failed
+}
+
+func (s *slow) ChangeMessageVisibilityBatch(ctx context.Context, in *awssqs.ChangeMessageVisibilityBatchInput, opts ...func(*awssqs.Options)) (*awssqs.ChangeMessageVisibilityBatchOutput, error) {
+	if s.beats != nil {
+		select {
+		case <-s.beats:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return s.fake.ChangeMessageVisibilityBatch(ctx, in, opts...)
+}
+
+func (s *slow) DeleteMessageBatch(ctx context.Context, in *awssqs.DeleteMessageBatchInput, opts ...func(*awssqs.Options)) (*awssqs.DeleteMessageBatchOutput, error) {
+	if s.deletes != nil {
+		select {
+		case <-s.deletes:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	if s.fail != nil {
+		if err := s.fail(len(s.calls)); err != nil {
+			s.calls <- len(in.Entries)
+			return nil, err
+		}
+	}
+	return s.fake.DeleteMessageBatch(ctx, in, opts...)
+}
+
+// However many leases there are, those that cannot be renewed end in time.
+func TestLeasesEndWhileHeartbeatsHang(t *testing.T) {
+	t.Parallel()
+	f := newFake()
+	f.send(numbered(400)...)
+	s := openFake(t, f, "orders", Config{Client: &slow{fake: f, beats: make(chan struct{})}, VisibilityTimeout: 2 * time.Second})
+	from := time.Now()
+	for _, d := range receive(t, s, 400) {
+		select {
+		case <-d.Context().Done():
+		case <-time.After(time.Minute):
+			t.Fatal("a delivery is not lost")
+		}
+	}
+	if took := time.Since(from); took > 7*time.Second {
+		t.Errorf("the last lease of 2 s ended after %v", took)
+	}
+}
+
+// What is received must not outrun the deletes: their leases would end.
+func TestReceivesNoMoreThanIsDeleted(t *testing.T) {
+	t.Parallel()
+	const all = 1000
+	f := newFake()
+	f.send(numbered(all)...)
+	deletes := make(chan struct{})
+	s := openFake(t, f, "orders", Config{Client: &slow{fake: f, deletes: deletes}})
+	n := 0
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		some, err := s.Receive(ctx, batch)
+		cancel()
+		if err != nil {
+			break
+		}
+		ack(t, some...)
+		n += len(some)
+	}
+	if most := maxUnsent + 2*defaultPollers*batch; n < maxUnsent || n > most {
+		t.Errorf("%d were received while nothing was deleted, want %d to %d", n, maxUnsent, most)
+	}
+	close(deletes)
+	for n < all {
+		some := receive(t, s, 1)
+		ack(t, some...)
+		n += len(some)
+	}
+	if err := closeNow(t, s); err != nil || s.Stats().Acks != all {
+		t.Errorf("close: %v, %+v", err, s.Stats())
+	}
+}
+
+// case S2: what was throttled, or got no answer, goes together again; what was
+// refused goes alone.
+func TestFailedCallIsRepeated(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name  string
+		err   error
+		alone int
+	}{
+		{"throttled", &smithy.GenericAPIError{Code: "ThrottlingException", Fault: smithy.FaultClient}, 0},
+		{"no answer", errors.New("connection reset"), 0},
+		{"refused", &smithy.GenericAPIError{Code: "AWS.SimpleQueueService.BatchRequestTooLong", Fault: smithy.FaultClient}, batch},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			f := newFake()
+			f.send(numbered(batch)...)
+			failing := &slow{fake: f, calls: make(chan int, 100)}
+			failing.fail = func(call int) error {
+				if call < 3 {
+					return row.err
+				}
+				return nil
+			}
+			s := openFake(t, f, "orders", Config{Client: failing, AckDelay: time.Minute, MaxBackoff: 100 * time.Millisecond})
+			ack(t, receive(t, s, batch)...)
+			if row.alone > 0 {
+				f.await(t, "delete", row.alone)
+			} else {
+				f.await(t, "delete batch", 1)
+			}
+			if err := closeNow(t, s); err != nil || s.Stats().Acks != batch {
+				t.Errorf("close: %v, %+v", err, s.Stats())
+			}
+			if row.alone == 0 && !slices.Equal(f.sizes(), []int{batch}) || len(f.alone) != row.alone {
+				t.Errorf("the batches have %v entries, alone were %q", f.sizes(), f.alone)
+			}
+		})
+	}
+}
