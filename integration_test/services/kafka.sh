@@ -28,7 +28,8 @@ java_kafka() {
 }
 
 # cluster_id prints a new one.
-cluster_id() { head -c16 /dev/urandom | base64 | tr '+/' '-_' | cut -c1-22; }
+# An id must not begin with a hyphen, which would look like an option.
+cluster_id() { head -c16 /dev/urandom | base64 | tr '+/' 'AB' | cut -c1-22; }
 
 # format_node CONFIG DATA ID makes the data folder of a node, unless it is there.
 format_node() {
