@@ -28,12 +28,12 @@ func (f *chaosFaults) logf(format string, a ...any) {
 	f.t.Logf("%5.1f s: %s", time.Since(f.began).Seconds(), fmt.Sprintf(format, a...))
 }
 
-// line repeats a fault. It ends when the time has come; the fault heals first.
-func (f *chaosFaults) line(number int, least, most time.Duration, fault func(r *rand.Rand)) {
+// line repeats a fault that heals in a while, until the time for that has come.
+func (f *chaosFaults) line(number int, least, most, heals time.Duration, fault func(r *rand.Rand)) {
 	r := rand.New(rand.NewPCG(f.seed, uint64(number)))
 	for {
 		pause(between(r, least, most))
-		if !time.Now().Before(f.until) {
+		if !time.Now().Add(heals).Before(f.until) {
 			return
 		}
 		fault(r)
@@ -65,11 +65,11 @@ func (f *chaosFaults) run(consumers []*chaosConsumer, database *servers.Own, par
 	defer lines.Wait()
 	lines.Go(func() {
 		all := deck[*chaosConsumer]{all: consumers}
-		f.line(1, time.Second, 4*time.Second, func(r *rand.Rand) { f.hitConsumer(r, all.draw(r)) })
+		f.line(1, time.Second, 4*time.Second, 0, func(r *rand.Rand) { f.hitConsumer(r, all.draw(r)) })
 	})
 	lines.Go(func() {
 		hits := deck[serverHit]{all: []serverHit{{"PostgreSQL", database, true}, {"PostgreSQL", database, true}, {"PostgreSQL", database, false}}}
-		f.line(2, 3*time.Second, 9*time.Second, func(r *rand.Rand) { f.hitServer(r, hits.draw(r)) })
+		f.line(2, 3*time.Second, 9*time.Second, 5*time.Second, func(r *rand.Rand) { f.hitServer(r, hits.draw(r)) })
 	})
 	lines.Go(func() {
 		var hits deck[serverHit]
@@ -77,11 +77,11 @@ func (f *chaosFaults) run(consumers []*chaosConsumer, database *servers.Own, par
 			// ElasticMQ keeps its messages in memory.
 			hits.all = append(hits.all, serverHit{p.name, p.broker.server(), p.name != "sqs"})
 		}
-		f.line(4, 2*time.Second, 5*time.Second, func(r *rand.Rand) { f.hitServer(r, hits.draw(r)) })
+		f.line(4, 2*time.Second, 5*time.Second, 10*time.Second, func(r *rand.Rand) { f.hitServer(r, hits.draw(r)) })
 	})
 	lines.Go(func() {
 		hits := deck[networkHit]{all: networkHits(database, parties)}
-		f.line(3, time.Second, 4*time.Second, func(r *rand.Rand) { f.hitNetwork(r, hits.draw(r)) })
+		f.line(3, time.Second, 4*time.Second, 0, func(r *rand.Rand) { f.hitNetwork(r, hits.draw(r)) })
 	})
 }
 

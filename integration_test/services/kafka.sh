@@ -27,8 +27,7 @@ java_kafka() {
   java "-Xmx$heap" "${java_options[@]}" -cp "$libs/*" "$@"
 }
 
-# cluster_id prints a new one.
-# An id must not begin with a hyphen, which would look like an option.
+# cluster_id prints a new one. It must not begin with a hyphen, as options do.
 cluster_id() { head -c16 /dev/urandom | base64 | tr '+/' 'AB' | cut -c1-22; }
 
 # format_node CONFIG DATA ID makes the data folder of a node, unless it is there.
