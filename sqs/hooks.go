@@ -17,7 +17,8 @@ type Hook any
 type LostEvent struct {
 	// ID is the message's.
 	ID string
-	// Err is why: what SQS said to the heartbeat. Nil when the time was over.
+	// Err is why: what SQS said to the last heartbeat. Nil when the time was over and
+	// none had failed.
 	Err error
 }
 

@@ -80,7 +80,7 @@ func (s *Source) beat(leases []lease) {
 	for i := range results {
 		results[i] = errUnanswered
 		if err != nil {
-			results[i] = err
+			results[i] = explain(err)
 		}
 	}
 	if err == nil {
@@ -94,13 +94,13 @@ func (s *Source) beat(leases []lease) {
 	for i, b := range leases {
 		r, refused := results[i].(*refusal) //nolint:errorlint // it is made here
 		stale := refused && (staleCode(r.code) || r.code == "InvalidParameterValue")
-		lost := s.ledger.beaten(b, from, results[i] == nil, stale)
+		lost := s.ledger.beaten(b, from, results[i], stale)
 		switch {
 		case results[i] == nil:
 			s.counters.heartbeats.Add(1)
 		case s.closing.Err() == nil:
 			s.counters.heartbeatErrors.Add(1)
-			s.log.Debug("sqs: a heartbeat failed", "id", b.id, "error", explain(results[i]))
+			s.log.Debug("sqs: a heartbeat failed", "id", b.id, "error", results[i])
 		}
 		s.lost(lost, results[i])
 	}
@@ -110,7 +110,15 @@ func (s *Source) beat(leases []lease) {
 func (s *Source) lost(entries []*entry, err error) {
 	for _, e := range entries {
 		s.counters.lost.Add(1)
-		s.log.Warn("sqs: the lease of a message ended before it was settled: it comes again", "id", e.id, "held_for", time.Since(e.received).Round(time.Millisecond))
-		emit(s.cfg.Hooks, func(h OnLost) { h.OnLost(hookContext, LostEvent{ID: e.id, Err: err}) })
+		why := err
+		if why == nil {
+			why = s.ledger.why(e)
+		}
+		log := s.log.With("id", e.id, "held_for", time.Since(e.received).Round(time.Millisecond))
+		if why != nil {
+			log = log.With("error", why)
+		}
+		log.Warn("sqs: the lease of a message ended before it was settled: it comes again")
+		emit(s.cfg.Hooks, func(h OnLost) { h.OnLost(hookContext, LostEvent{ID: e.id, Err: why}) })
 	}
 }

@@ -66,6 +66,7 @@ type entry struct {
 	until   time.Time
 	beatAt  time.Time
 	beating bool
+	beatErr error     // of the last heartbeat
 	settled time.Time // acked
 	due     time.Time // given back: not before
 	tries   int       // of sending its ack

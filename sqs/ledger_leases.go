@@ -102,19 +102,26 @@ func (l *ledger) live(due []lease) []lease {
 	return due
 }
 
+// why is what SQS said to the last heartbeat of an entry, if that failed.
+func (l *ledger) why(e *entry) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return e.beatErr
+}
+
 // beaten notes how a heartbeat ended that began at from. stale: the lease is over.
-func (l *ledger) beaten(b lease, from time.Time, ok, stale bool) (lost []*entry) {
+func (l *ledger) beaten(b lease, from time.Time, err error, stale bool) (lost []*entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	b.beating = false
 	switch {
 	case b.handle != b.entry.handle:
-	case ok:
-		b.until, b.beatAt = from.Add(b.lasts), from.Add(l.beat)
+	case err == nil:
+		b.until, b.beatAt, b.beatErr = from.Add(b.lasts), from.Add(l.beat), nil
 	case stale:
 		lost = l.drop(b.entry)
 	default:
-		b.beatAt = from.Add(l.beat / 4)
+		b.beatAt, b.beatErr = from.Add(l.beat/4), err
 	}
 	l.kick()
 	return lost

@@ -81,8 +81,7 @@ func (l *ledger) pickFresh(fresh int, now time.Time, later func(time.Time)) []ac
 		return nil
 	}
 	together := func(e *entry) bool { return !e.alone && !now.Before(e.next) }
-	i := slices.IndexFunc(l.acks, together)
-	if ripe := l.acks[i].settled.Add(l.ackDelay); fresh < batch && !l.closing && now.Before(ripe) {
+	if ripe := l.ripe(together); fresh < batch && !l.closing && now.Before(ripe) {
 		later(ripe)
 		return nil
 	}
@@ -95,6 +94,22 @@ func (l *ledger) pickFresh(fresh int, now time.Time, later func(time.Time)) []ac
 		return true
 	})
 	return acks
+}
+
+// ripe is when the first ack of a kind has waited long enough for others, or its lease
+// nears its end.
+func (l *ledger) ripe(kind func(*entry) bool) (first time.Time) {
+	for _, e := range l.acks {
+		if !kind(e) {
+			continue
+		}
+		for _, t := range []time.Time{e.settled.Add(l.ackDelay), e.until.Add(-l.lease / 3)} {
+			if first.IsZero() || t.Before(first) {
+				first = t
+			}
+		}
+	}
+	return first
 }
 
 // sent notes that a call has ended.

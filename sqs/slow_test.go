@@ -15,11 +15,15 @@ import (
 type slow struct {
 	*fake
 	beats, deletes <-chan struct{} // nil: they do not wait
+	failBeats      error
 	fail           func(call int) error
 	calls          chan int // entries of each call that failed
 }
 
 func (s *slow) ChangeMessageVisibilityBatch(ctx context.Context, in *awssqs.ChangeMessageVisibilityBatchInput, opts ...func(*awssqs.Options)) (*awssqs.ChangeMessageVisibilityBatchOutput, error) {
+	if s.failBeats != nil {
+		return nil, s.failBeats
+	}
 	if s.beats != nil {
 		select {
 		case <-s.beats:
@@ -137,5 +141,42 @@ func TestFailedCallIsRepeated(t *testing.T) {
 				t.Errorf("the batches have %v entries, alone were %q", f.sizes(), f.alone)
 			}
 		})
+	}
+}
+
+// What lets leases end is said with them: a permission that is missing, mostly.
+func TestLostSaysWhatHeartbeatsSay(t *testing.T) {
+	t.Parallel()
+	f := newFake()
+	f.send(message("a", ""))
+	lost := make(losses, 1)
+	denied := &slow{fake: f, failBeats: &smithy.GenericAPIError{Code: "AccessDenied", Message: "no"}}
+	s := openFake(t, f, "orders", Config{Client: denied, VisibilityTimeout: time.Second, Hooks: []Hook{lost}})
+	receive(t, s, 1)
+	select {
+	case e := <-lost:
+		if e.ID != "a" || !errors.Is(e.Err, ErrForbidden) {
+			t.Errorf("got %+v, want ErrForbidden", e)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("the delivery is not lost")
+	}
+}
+
+type losses chan LostEvent
+
+func (l losses) OnLost(_ context.Context, e LostEvent) { l <- e }
+
+// An ack waits for others, and not until its lease ends.
+func TestAckDelayEndsBeforeTheLease(t *testing.T) {
+	t.Parallel()
+	f := newFake()
+	f.send(numbered(2)...)
+	s := openFake(t, f, "orders", Config{AckDelay: time.Minute, VisibilityTimeout: 2 * time.Second})
+	from := time.Now()
+	ack(t, receive(t, s, 2)...)
+	f.await(t, "delete batch", 1)
+	if took := time.Since(from); took > 10*time.Second {
+		t.Errorf("the deletes were sent after %v", took)
 	}
 }
