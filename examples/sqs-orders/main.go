@@ -7,7 +7,7 @@
 //
 //	createdb shop
 //	ackafter migrate up --database postgres://localhost/shop
-//	export AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x AWS_REGION=us-east-1
+//	export AWS_ACCESS_KEY_ID=x AWS_SECRET_ACCESS_KEY=x AWS_DEFAULT_REGION=us-east-1
 //	aws --endpoint-url http://localhost:9324 sqs create-queue --queue-name orders
 //	go run ./examples/sqs-orders -database postgres://localhost/shop -endpoint http://localhost:9324
 //	aws --endpoint-url http://localhost:9324 sqs send-message --queue-url http://localhost:9324/000000000000/orders \
