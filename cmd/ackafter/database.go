@@ -35,6 +35,7 @@ type database struct {
 type keeper interface {
 	inbox.Inspector
 	inbox.Undertaker
+	inbox.Advisor
 	Check(ctx context.Context) error
 }
 

@@ -53,7 +53,7 @@ func (p *program) rootCommand() *cobra.Command {
 	flags.StringVar(&p.schema, "schema", "", "PostgreSQL `schema` of the tables (default: the first of search_path)")
 	flags.BoolVar(&p.json, "json", false, "print JSON")
 	flags.DurationVar(&p.timeout, "timeout", defaultTimeout, "give up after this time (dead retry, discard and export: each call of the database); must be positive")
-	root.AddCommand(p.migrateCommand(), p.showCommand(), p.deadCommand(), p.versionCommand())
+	root.AddCommand(p.migrateCommand(), p.checkCommand(), p.showCommand(), p.deadCommand(), p.versionCommand())
 	return root
 }
 

@@ -89,9 +89,10 @@ func (c oneConn) Within(ctx context.Context, do func() error) error {
 // adviseSQLite looks at the file and at the settings of one connection.
 func adviseSQLite(ctx context.Context, conn *sql.Conn, r inbox.AdviceRequest) ([]inbox.Finding, error) {
 	var have liteFacts
-	err := conn.QueryRowContext(ctx, `select sqlite_version(), journal_mode, coalesce(file, ''), locking_mode
+	err := conn.QueryRowContext(ctx, `select sqlite_version(), journal_mode, coalesce(file, ''), locking_mode,
+			(select count(*) from sqlite_master where type = 'table' and name = 'inbox_parked')
 		from pragma_journal_mode, pragma_database_list, pragma_locking_mode where name = 'main'`).
-		Scan(&have.version, &have.journal, &have.file, &have.locking)
+		Scan(&have.version, &have.journal, &have.file, &have.locking, &have.parked)
 	if err == nil {
 		have.settings, err = readSettings(ctx, conn)
 	}
@@ -102,7 +103,7 @@ func adviseSQLite(ctx context.Context, conn *sql.Conn, r inbox.AdviceRequest) ([
 		return nil, err
 	}
 	found := have.judge()
-	if r.Consumer == "" || (sqlite{}).explain(ctx, conn, errNoTable) != nil {
+	if r.Consumer == "" || have.parked == 0 {
 		return found, nil
 	}
 	const after, limit = 5 * time.Minute, 1000
@@ -119,7 +120,7 @@ func adviseSQLite(ctx context.Context, conn *sql.Conn, r inbox.AdviceRequest) ([
 // liteFacts are what there is to know about a SQLite database.
 type liteFacts struct {
 	version, journal, file, locking string
-	queryOnly                       int
+	queryOnly, parked               int
 	settings
 }
 

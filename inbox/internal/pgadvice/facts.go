@@ -210,9 +210,9 @@ func Overdue(n, limit int) []inbox.Finding {
 	if n == 0 {
 		return nil
 	}
-	value := fmt.Sprintf("%d messages", n)
+	value := fmt.Sprintf("%d due", n)
 	if n >= limit {
-		value = fmt.Sprintf("%d messages or more", n)
+		value += " or more"
 	}
 	return []inbox.Finding{{
 		Code: "parked_overdue", Severity: inbox.SeverityWarning, Setting: "inbox_parked", Value: value,
