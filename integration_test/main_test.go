@@ -16,6 +16,7 @@ import (
 var children = map[string]func(context.Context) error{
 	"chaos":     chaosChild,
 	"k1":        k1Child,
+	"fatal":     fatalChild,
 	"killpoint": killpointChild,
 	"siblings":  siblingsChild,
 	"storm":     stormChild,

@@ -21,7 +21,7 @@ var (
 	states  = []inbox.ParkedState{inbox.ParkedDead, inbox.ParkedRetry, inbox.ParkedWaiting, inbox.ParkedDiscarded}
 	reasons = []inbox.Reason{
 		inbox.ReasonAttempts, inbox.ReasonPermanent, inbox.ReasonInvalidKey, inbox.ReasonConflict, inbox.ReasonEffectsUnknown,
-		inbox.ReasonFailed, inbox.ReasonWaiting,
+		inbox.ReasonProcessDied, inbox.ReasonFailed, inbox.ReasonWaiting,
 	}
 )
 
