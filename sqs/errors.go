@@ -100,10 +100,11 @@ func isFinal(err error) bool {
 }
 
 // isPassing tells whether a call failed for no reason that lies in what it said: it
-// was throttled, the server had trouble, or there was no answer.
+// was throttled, the server had trouble, or there was no answer. Credentials may be
+// renewed; when they are not, Receive ends.
 func isPassing(err error) bool {
 	var api smithy.APIError
-	if !errors.As(err, &api) {
+	if errors.Is(err, ErrLogin) || !errors.As(err, &api) {
 		return true
 	}
 	if _, throttled := awsretry.DefaultThrottleErrorCodes[errorCode(err)]; throttled {

@@ -129,7 +129,7 @@ func (s *Source) deleted(a ackWork, err error, wait time.Duration) {
 		}
 	case batched && staleCode(r.code) || !batched && isStale(err):
 		s.refused(a, true, err)
-	case (batched && r.sender || isFinal(err)) && a.tries+1 >= maxFaults:
+	case (batched && r.sender || isFinal(err) && !isPassing(err)) && a.tries+1 >= maxFaults:
 		s.refused(a, false, err)
 	default:
 		s.log.Debug("sqs: a delete failed and is tried again", "id", a.id, "error", err, "attempt", a.tries+1)

@@ -180,3 +180,27 @@ func TestAckDelayEndsBeforeTheLease(t *testing.T) {
 		t.Errorf("the deletes were sent after %v", took)
 	}
 }
+
+// Credentials that are refused for a while, until they are renewed, cost no ack.
+func TestAcksOutlastRefusedCredentials(t *testing.T) {
+	t.Parallel()
+	f := newFake()
+	f.send(numbered(batch)...)
+	failing := &slow{fake: f, calls: make(chan int, 100)}
+	failing.fail = func(call int) error {
+		if call < 2*maxFaults {
+			return &smithy.GenericAPIError{Code: "ExpiredToken", Fault: smithy.FaultClient}
+		}
+		return nil
+	}
+	f.failAlone = func(string, int) error { return &smithy.GenericAPIError{Code: "ExpiredToken"} }
+	s := openFake(t, f, "orders", Config{Client: failing, AckDelay: time.Minute, MaxBackoff: 100 * time.Millisecond})
+	ack(t, receive(t, s, batch)...)
+	f.await(t, "delete batch", 1)
+	if err := closeNow(t, s); err != nil {
+		t.Error(err)
+	}
+	if st := s.Stats(); st.Acks != batch || st.RefusedAcks != 0 || len(f.alone) > 0 {
+		t.Errorf("got %+v, and %q alone", st, f.alone)
+	}
+}
