@@ -74,4 +74,5 @@ func TestCheckURL(t *testing.T) {
 	}
 	term.url = plain + separator + "default_transaction_read_only=on"
 	term.run("check").expect(t, exitFailure, "read_only", "the promise does not hold")
+	term.url = plain // To clean up.
 }

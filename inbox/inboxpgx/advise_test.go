@@ -3,6 +3,8 @@ package inboxpgx_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/ackafter/ackafter/broker"
 	"github.com/ackafter/ackafter/inbox"
 	"github.com/ackafter/ackafter/inbox/inboxpgx"
 	"github.com/ackafter/ackafter/inbox/internal/pgtest"
@@ -270,4 +273,102 @@ func advise(t *testing.T, db pgtest.DB, c *adviceCase) []inbox.Finding {
 		r = usual
 	}
 	return adviseOn(t, pool, &config, r)
+}
+
+// The privileges that are asked for are those that a consumer needs: with them
+// everything works, and without any one of them it is said.
+func TestPrivilegesSuffice(t *testing.T) {
+	t.Parallel()
+	needs := map[string]string{
+		"inbox": "select, insert, update, delete", "inbox_parked": "select, insert, update, delete",
+		"inbox_consumers": "select, insert, update", "inbox_guard": "select, insert, delete", "inbox_schema": "select",
+		"inbox_runs": "select, insert, update, delete", "inbox_starts": "select, insert, update, delete",
+	}
+	db := pgtest.Schema(t, pgtest.URL(t, pgtest.Postgres))
+	role := strings.ToLower("ackafter_" + rand.Text())
+	admin := db.Pool(t, nil)
+	run := func(ctx context.Context, sql string) {
+		if _, err := admin.Exec(ctx, strings.ReplaceAll(sql, "{role}", role), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Errorf("%s: %v", sql, err)
+		}
+	}
+	run(t.Context(), "create role {role} login; grant usage on schema "+db.Schema+" to {role}")
+	t.Cleanup(func() { run(context.WithoutCancel(t.Context()), "drop owned by {role}; drop role {role}") })
+	for table, privileges := range needs {
+		run(t.Context(), "grant "+privileges+" on "+table+" to {role}")
+	}
+	pool := db.Pool(t, func(config *pgxpool.Config) { config.ConnConfig.User = role })
+	store, err := inboxpgx.New(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found := codes(adviseOn(t, pool, nil, usual)); slices.Contains(found, "privileges") {
+		t.Errorf("found %v", found)
+	}
+	if err := useAll(t, store); err != nil {
+		t.Error(err)
+	}
+	for table, privileges := range needs {
+		for privilege := range strings.SplitSeq(privileges, ", ") {
+			run(t.Context(), "revoke "+privilege+" on "+table+" from {role}")
+			found := adviseOn(t, pool, nil, usual)
+			if !slices.ContainsFunc(found, func(f inbox.Finding) bool {
+				return f.Code == "privileges" && f.Setting == db.Schema+"."+table && f.Value == "lacks "+privilege
+			}) {
+				t.Errorf("without %s on %s: %+v", privilege, table, found)
+			}
+			run(t.Context(), "grant "+privilege+" on "+table+" to {role}")
+		}
+	}
+}
+
+// useAll does what a consumer does with a store.
+func useAll(t *testing.T, store *inboxpgx.Store) error {
+	t.Helper()
+	ctx := t.Context()
+	o := inbox.BeginOptions{LockTimeout: 10 * time.Second}
+	cs := claims("done", "parked", "expired")
+	cs[2].Retention = time.Microsecond
+	errs := []error{
+		store.Check(ctx),
+		store.Register(ctx, inbox.Registration{Consumer: cs[0].Consumer, KeyDefinition: "d"}),
+		store.Register(ctx, inbox.Registration{Consumer: cs[0].Consumer, KeyDefinition: "e", Replaces: "d"}),
+	}
+	for range 2 { // The second time there are a replay, a parked duplicate and an expired key.
+		batch, err := store.Begin(ctx, cs, o)
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		parked := inbox.Parked{Key: cs[1].Key, State: inbox.ParkedRetry, Reason: inbox.ReasonAttempts, Message: &broker.Message{Body: []byte("{}")}}
+		for i := range cs {
+			switch {
+			case !batch.Entries()[i].Claimed():
+			case i == 1:
+				errs = append(errs, batch.Park(ctx, i, parked))
+			default:
+				_, err := batch.Start(ctx, i)
+				errs = append(errs, err, batch.Finish(ctx, i, true, []byte("1")))
+			}
+		}
+		errs = append(errs, batch.Commit(ctx))
+	}
+	leased, err := store.Lease(ctx, inbox.LeaseRequest{Consumer: cs[0].Consumer, Limit: 1, For: time.Minute})
+	errs = append(errs, err)
+	if len(leased.Rows) != 1 {
+		return errors.Join(append(errs, fmt.Errorf("leased %d rows", len(leased.Rows)))...)
+	}
+	fed := claims("parked")
+	fed[0].Parked = leased.Rows[0].Lease
+	batch, err := store.Begin(ctx, fed, o)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	_, err = batch.Start(ctx, 0)
+	errs = append(errs, err, batch.Finish(ctx, 0, true, nil), batch.Commit(ctx), store.Release(ctx, []inbox.Lease{leased.Rows[0].Lease}))
+	_, err = store.PurgeDead(ctx, cs[0].Consumer, time.Hour, true, 10)
+	errs = append(errs, err)
+	_, err = store.Beat(ctx, cs[0].Consumer, inbox.RunRecord{ID: "r", Worker: "w", Host: "h"})
+	errs = append(errs, err)
+	_, err = store.MarkStart(ctx, cs[0])
+	return errors.Join(append(errs, err, store.UnmarkStart(ctx, cs[0], false), store.EndRuns(ctx, cs[0].Consumer, "r"))...)
 }

@@ -130,7 +130,7 @@ func TestAdvisePostgres(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cfg.DefaultQueryExecMode = c.mode
+			cfg.DefaultQueryExecMode = max(c.mode, cfg.DefaultQueryExecMode)
 			for k, v := range c.settings {
 				cfg.RuntimeParams[k] = v
 			}
