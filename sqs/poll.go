@@ -15,9 +15,13 @@ import (
 // finalAfter is for how long a refusal must last until Receive returns it.
 const finalAfter = 30 * time.Second
 
+// maxEmpty is the most time between requests that come back empty at once.
+const maxEmpty = time.Second
+
 // poll is a request for messages that has ended.
 type poll struct {
 	asked, got int
+	early      bool // it came back empty and did not wait as it should
 	err        error
 }
 
@@ -30,6 +34,7 @@ type poller struct {
 	asked   int // by those under way
 	allowed int // to be active
 	wait    retry.Backoff
+	empty   retry.Backoff // for servers that do not let requests wait
 	bad     retry.Trouble
 	refused time.Time // since when the refusal lasts; zero: there is none
 	gone    bool      // the queue, and that was told
@@ -37,7 +42,7 @@ type poller struct {
 
 func (s *Source) poll() {
 	p := &poller{
-		Source: s, ended: make(chan poll), allowed: 1, wait: retry.Backoff{Most: s.cfg.MaxBackoff}, bad: newTrouble(s.log, "receive"),
+		Source: s, ended: make(chan poll), allowed: 1, wait: retry.Backoff{Most: s.cfg.MaxBackoff}, empty: retry.Backoff{Most: maxEmpty}, bad: newTrouble(s.log, "receive"),
 	}
 	var resume <-chan time.Time // after a failure
 	for s.closing.Err() == nil {
@@ -100,6 +105,10 @@ func (p *poller) end(ended poll) time.Duration {
 	p.bad.Over(hookContext)
 	p.wait.Reset()
 	p.refused, p.gone = time.Time{}, false
+	if ended.early {
+		return p.empty.Next()
+	}
+	p.empty.Reset()
 	return 0
 }
 
@@ -149,6 +158,7 @@ func (p *poller) request(n int) poll {
 		id := rand.Text() // When the client repeats the request, it gets the same messages.
 		in.ReceiveRequestAttemptId = &id
 	}
+	began := time.Now()
 	answer, err := p.client.ReceiveMessage(ctx, in)
 	if err != nil {
 		return poll{asked: n, err: explain(err)}
@@ -164,7 +174,7 @@ func (p *poller) request(n int) poll {
 	if len(entries) > 0 {
 		p.lost(p.ledger.add(entries, now), errRedelivered)
 	}
-	return poll{asked: n, got: len(entries)}
+	return poll{asked: n, got: len(entries), early: len(entries) == 0 && now.Sub(began) < p.cfg.WaitTime/2}
 }
 
 // errRedelivered says why a delivery is lost that came again.

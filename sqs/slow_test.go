@@ -204,3 +204,29 @@ func TestAcksOutlastRefusedCredentials(t *testing.T) {
 		t.Errorf("got %+v, and %q alone", st, f.alone)
 	}
 }
+
+// A server that does not let requests wait is not asked all the time.
+func TestEmptyAnswersAtOnceAreNoHotLoop(t *testing.T) {
+	t.Parallel()
+	f := newFake()
+	s := openFake(t, f, "orders", Config{Client: hasty{f}})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if _, err := s.Receive(ctx, 1); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := len(f.receives); n > 50 {
+		t.Errorf("%d requests were made in 2 s", n)
+	}
+}
+
+// hasty is a fake that does not wait for messages.
+type hasty struct{ *fake }
+
+func (h hasty) ReceiveMessage(ctx context.Context, in *awssqs.ReceiveMessageInput, opts ...func(*awssqs.Options)) (*awssqs.ReceiveMessageOutput, error) {
+	short := *in
+	short.WaitTimeSeconds = 0
+	return h.fake.ReceiveMessage(ctx, &short, opts...)
+}
