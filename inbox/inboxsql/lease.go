@@ -194,7 +194,9 @@ func chain(o inbox.Order, rest bool) string {
 }
 
 // takeDue leases those of the rows that can still be leased, and of a lane only what comes
-// before the first that cannot: another process may be at it as well.
+// before the first that cannot: another process may be at it as well. The case
+// hides the state from PostgreSQL's planner: when many rows have become due since the
+// last ANALYZE, it would go through the whole index of what is due for a few ids.
 func (s *Store) takeDue(ctx context.Context, r inbox.LeaseRequest, due []dueRow) (leased []inbox.ParkedRecord, err error) {
 	list := make([][2]any, len(due))
 	for i, d := range due {
@@ -210,7 +212,7 @@ func (s *Store) takeDue(ctx context.Context, r inbox.LeaseRequest, due []dueRow)
 	defer s.freeWriter()
 	query := `with w (n, id, lane) as materialized {due},
 		l as materialized (
-			select p.id from w join @inbox_parked as p on p.id = w.id where ` + isReady + ` order by p.id{skip locked}
+			select p.id from w join @inbox_parked as p on p.id = w.id where case when ` + isReady + ` then 1 else 0 end = 1 order by p.id{skip locked}
 		),
 		ok as materialized (
 			select o.id from (
