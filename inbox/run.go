@@ -49,7 +49,7 @@ func (c *Consumer[Tx]) Run(ctx context.Context, src broker.Source) (err error) {
 	leave := c.vitals.enter(&vitalRun{soft: soft, gate: r.gate, queue: r.queue, source: reporter})
 	defer func() { leave(err) }()
 	r.caution = newCaution(r)
-	defer r.caution.close() //nolint:contextcheck // It has a deadline of its own, also after the stop.
+	defer r.caution.close()
 
 	if err := r.start(); err != nil {
 		r.closeSource()

@@ -52,8 +52,9 @@ type caution[Tx any] struct {
 	left  int                  // messages that are to be run with care in any case
 
 	// Of beat, which is not called by two at once.
-	beaten  bool // a beat has succeeded
-	trouble bool // it was told that they fail
+	beaten  bool      // a beat has succeeded
+	trouble bool      // it was told that they fail
+	judges  time.Time // from when on the ages of others count
 }
 
 // newCaution returns nil when there is nothing to be done.
@@ -114,15 +115,18 @@ func (k *caution[Tx]) beat() {
 		return
 	}
 	// Whoever could not beat for a while is not in a position to say that others did
-	// not: the database may have been away for all.
+	// not: the database may have been away for all, and some come back later.
 	late := k.beaten
 	for i := range runs {
 		if runs[i].ID == k.self.ID && runs[i].Age <= 2*beatEvery {
 			late = false
 		}
 	}
+	if late {
+		k.judges = time.Now().Add(beatStale)
+	}
 	k.beaten, k.trouble = true, false
-	if over := k.judge(runs, late); len(over) > 0 {
+	if over := k.judge(runs, time.Now().Before(k.judges)); len(over) > 0 {
 		if err := k.marker.EndRuns(ctx, k.r.c.name, over...); err != nil {
 			k.log(slog.LevelDebug, "inbox: runs that died could not be forgotten", slog.Any("error", err))
 		}
@@ -286,5 +290,6 @@ func (k *caution[Tx]) unmark(ctx context.Context, w *work, all bool) {
 }
 
 func (k *caution[Tx]) log(level slog.Level, text string, attrs ...slog.Attr) {
+	//nolint:sloglint // The callers' texts are constants.
 	k.r.c.cfg.Logger.LogAttrs(k.r.hard, level, text, append([]slog.Attr{slog.String("consumer", k.r.c.name)}, attrs...)...)
 }

@@ -211,7 +211,7 @@ func (d *dying) restart() int {
 			if err != nil {
 				d.Fatalf("Run: %v", err)
 			}
-			time.Sleep(time.Second) // Until it is started again.
+			<-time.After(time.Second) // Until it is started again.
 		case err := <-drained:
 			cancel()
 			if err != nil {
@@ -243,7 +243,7 @@ func (d *dying) wantEffects(ids []string) {
 // case D11: a message that kills its process ends as a dead letter after MaxCrashes
 // marks, wherever it waits; all others are done once, and nobody else is blamed.
 func TestPoisonKillsProcess(t *testing.T) { //nolint:paralleltest,tparallel // One message of the process runs with care at a time, and the bubbles have clocks of their own.
-	for _, c := range []struct {
+	for _, c := range []struct { //nolint:paralleltest // See above.
 		name    string
 		counted bool
 		parked  bool // it kills only when it is fed back
@@ -255,7 +255,7 @@ func TestPoisonKillsProcess(t *testing.T) { //nolint:paralleltest,tparallel // O
 		{name: "parked", parked: true, deaths: 4},
 		{name: "one crash", deaths: 2, change: func(c *inbox.Config) { c.Retry.MaxCrashes = 1 }},
 	} {
-		t.Run(c.name, func(t *testing.T) { //nolint:paralleltest // See above.
+		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := newDying(t)
 				d.counted = c.counted
@@ -424,7 +424,7 @@ func TestOnlyDeathsCount(t *testing.T) { //nolint:paralleltest // See TestPoison
 		<-first.done
 		for range 5 {
 			p := d.start()
-			time.Sleep(time.Minute)
+			<-time.After(time.Minute)
 			d.end(p)
 		}
 		d.wantEffects(ids)
@@ -465,7 +465,7 @@ func TestDeathElsewhere(t *testing.T) { //nolint:paralleltest // See TestPoisonK
 		d := newDying(t)
 		d.cfg.BatchSize = 2
 		p := d.start()
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		host, err := os.Hostname()
 		if err != nil {
 			t.Fatal(err)
@@ -475,7 +475,7 @@ func TestDeathElsewhere(t *testing.T) { //nolint:paralleltest // See TestPoisonK
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(20 * time.Second)
+		<-time.After(20 * time.Second)
 		d.end(p)
 		// Both may be alive: one runs, the other is somewhere else.
 		p = d.start()
@@ -486,7 +486,7 @@ func TestDeathElsewhere(t *testing.T) { //nolint:paralleltest // See TestPoisonK
 		if _, all, _ := d.tables.left(); all != 0 {
 			t.Errorf("%d marks although nobody has died", all)
 		}
-		time.Sleep(30 * time.Second)
+		<-time.After(30 * time.Second)
 		d.queue.Publish(message("x-1", ""))
 		d.queue.Publish(message("x-2", ""))
 		if err := d.queue.Drained(t.Context()); err != nil {
@@ -495,14 +495,14 @@ func TestDeathElsewhere(t *testing.T) { //nolint:paralleltest // See TestPoisonK
 		if _, all, _ := d.tables.left(); all != 2 {
 			t.Errorf("%d marks after a death, want 2", all)
 		}
-		time.Sleep(2 * time.Minute)
+		<-time.After(2 * time.Minute)
 		for i := range 14 { // 2 x Workers x BatchSize in all
 			d.queue.Publish(message(fmt.Sprint("y-", i), ""))
 		}
 		if err := d.queue.Drained(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(20 * time.Second)
+		<-time.After(20 * time.Second)
 		d.queue.Publish(message("z-1", ""))
 		if err := d.queue.Drained(t.Context()); err != nil {
 			t.Fatal(err)
@@ -519,26 +519,26 @@ func TestOutageIsNoDeath(t *testing.T) { //nolint:paralleltest // See TestPoison
 	synctest.Test(t, func(t *testing.T) {
 		d := newDying(t)
 		one, two := d.start(), d.start()
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		d.tables.mu.Lock()
 		d.tables.broken = errDown
 		d.tables.mu.Unlock()
-		time.Sleep(5 * time.Minute)
+		<-time.After(5 * time.Minute)
 		d.tables.mu.Lock()
 		d.tables.broken = nil
 		d.tables.mu.Unlock()
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		if strings.Contains(d.logs.String(), "without a stop") {
 			t.Error(d.logs.String())
 		}
 		// One that was stopped for a while is missed, and then no more.
 		one.away.Store(true)
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		if n := strings.Count(d.logs.String(), "without a stop"); n != 1 {
 			t.Errorf("%d deaths were noticed, want 1", n)
 		}
 		one.away.Store(false)
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		d.publish(3)
 		if err := d.queue.Drained(t.Context()); err != nil {
 			t.Fatal(err)
@@ -560,12 +560,12 @@ func TestMarksThatFail(t *testing.T) { //nolint:paralleltest // See TestPoisonKi
 		d := newDying(t)
 		ids := d.publish(5)
 		p := d.start()
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		p.crashed.Store(true)
 		p.stop()
 		<-p.done
 		p = d.start()
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		d.tables.mu.Lock()
 		d.tables.broken = errSQL
 		d.tables.mu.Unlock()
@@ -573,7 +573,7 @@ func TestMarksThatFail(t *testing.T) { //nolint:paralleltest // See TestPoisonKi
 		if err := d.queue.Drained(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		d.end(p)
 		d.wantEffects(append(slices.Clone(ids), "more-1"))
 		for _, want := range []string{"could not be marked", "signs of life cannot be recorded"} {
