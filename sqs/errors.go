@@ -78,7 +78,7 @@ func explain(err error) error {
 // loginCodes are what AWS says about credentials.
 var loginCodes = []string{
 	"InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidAccessKeyId",
-	"InvalidSignatureException", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "MissingAuthenticationToken",
+	"InvalidSignatureException", "RequestTimeTooSkewed", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "MissingAuthenticationToken",
 	"MissingAuthenticationTokenException", "IncompleteSignature", "IncompleteSignatureException",
 }
 
