@@ -96,7 +96,7 @@ func TestConfigValues(t *testing.T) {
 	s.pool = 1
 	off := &inbox.Config{
 		Workers: 1, BatchSize: -1, BatchTime: -1, HandlerTimeout: -1, ShutdownTimeout: -1, MaxInFlight: -1,
-		MaxInFlightBytes: -1, Retention: -1, Retry: inbox.Retry{MaxAttempts: -1, Backoff: -1},
+		MaxInFlightBytes: -1, Retention: -1, Retry: inbox.Retry{MaxAttempts: -1, MaxCrashes: -1, Backoff: -1},
 		Parking: inbox.Parking{Hold: -1, MaxWaiting: -1, MaxWaitingBytes: -1, Poll: -1, DeadRetention: -1},
 	}
 	for _, cfg := range []*inbox.Config{nil, {}, off} {

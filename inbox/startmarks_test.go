@@ -583,3 +583,17 @@ func TestMarksThatFail(t *testing.T) { //nolint:paralleltest // See TestPoisonKi
 		}
 	})
 }
+
+// MaxCrashes below zero asks and marks nothing.
+func TestDeathsOff(t *testing.T) { //nolint:paralleltest // See TestPoisonKillsProcess.
+	synctest.Test(t, func(t *testing.T) {
+		d := newDying(t)
+		d.cfg.Retry.MaxCrashes = -1
+		p := d.start()
+		<-time.After(time.Minute)
+		if _, _, runs := d.tables.left(); runs != 0 {
+			t.Errorf("%d runs are recorded", runs)
+		}
+		d.end(p)
+	})
+}
