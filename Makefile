@@ -23,9 +23,8 @@ GOLANGCI_VERSION := 2.12.2
 # The race detector needs a C compiler. Looked up when used: `with` may have
 # installed it.
 RACE = $(if $(shell command -v $$(go env CC)),-race)
-TIMEOUT ?= 14m
+TIMEOUT ?= 30m
 TESTFLAGS ?=
-BENCHFLAGS ?=
 BENCHFLAGS ?=
 
 .PHONY: test unit soak linter lint bench services services-down test-modules bench-modules \
