@@ -218,7 +218,6 @@ func (k *chaosConsumer) note(err error) {
 	k.ended = append(k.ended, err)
 }
 
-
 // events are those of the consumers of a broker, in their order.
 func (p *chaosParty) events() []chaosEvent {
 	var all []chaosEvent
