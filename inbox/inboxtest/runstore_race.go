@@ -262,7 +262,7 @@ func boundsEnd[Tx any](s *storeSuite[Tx]) {
 	s.outside("create table accounts (id integer primary key, n integer)")
 	s.outside("insert into accounts values (1, 0)")
 	o := options()
-	o.LockTimeout = 100 * time.Millisecond
+	o.LockTimeout = time.Second // It bounds Begin, too, which is slow on a busy machine.
 	b := s.beginWith(o, claims("k1", "k2")...)
 	tx, err := b.Start(s.ctx, 0)
 	if err != nil {
@@ -280,7 +280,7 @@ func boundsEnd[Tx any](s *storeSuite[Tx]) {
 	<-locked
 	handler := async(func() error { return s.Exec(s.ctx, tx, "update accounts set n = n + 1 where id = 1") })
 	s.waiting(1)
-	s.pause(3 * o.LockTimeout)
+	s.pause(o.LockTimeout * 3 / 2)
 	close(release)
 	if err := <-owner; err != nil {
 		s.Fatal(err)
