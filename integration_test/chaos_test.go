@@ -69,7 +69,7 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	calm := time.Now()
-	c.drain(3 * time.Minute)
+	c.drain(time.Duration(sized(3, 10)) * time.Minute)
 	drained := time.Since(calm)
 	for _, k := range c.consumers {
 		if took, killed := k.stop(time.Minute); killed {
