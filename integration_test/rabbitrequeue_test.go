@@ -60,7 +60,11 @@ func TestRabbitPoison(t *testing.T) {
 			if len(runs) != attempts || c.attempts() != attempts-1 {
 				t.Fatalf("%d runs, %d retries; want %d attempts", len(runs), c.attempts(), attempts)
 			}
-			for i, least := 1, backoff/2; i < len(runs); i, least = i+1, least*2 {
+			for i, most := 1, backoff; i < len(runs); i, most = i+1, most*2 {
+				least := c.delay(i - 1)
+				if least <= 0 || least > most {
+					t.Errorf("attempt %d was to come after %v, want a random part of %v", i+1, least, most)
+				}
 				if pause := runs[i].Sub(runs[i-1]); pause < least {
 					t.Errorf("attempt %d came %v after the one before, want at least %v", i+1, pause, least)
 				}

@@ -478,6 +478,13 @@ func (w *inboxEvents) OnRetry(_ context.Context, e inbox.RetryEvent) {
 	w.retries = append(w.retries, e)
 }
 
+// delay returns the time that was to pass after failed attempt n, from 0.
+func (w *inboxEvents) delay(n int) time.Duration {
+	w.events.Lock()
+	defer w.events.Unlock()
+	return w.retries[n].Delay
+}
+
 // count returns how many messages had the outcome.
 func (w *inboxEvents) count(o inbox.Outcome) int {
 	w.events.Lock()
