@@ -255,6 +255,7 @@ wait_until() {
 spawn() {
   local name=$1
   shift
+  : >"$state/$name.log" # Now, so that nobody reads there what an earlier run said.
   setsid nohup "$@" >"$state/$name.log" 2>&1 </dev/null 9>&- &
   echo $! >"$state/$name.pid"
 }
