@@ -21,6 +21,16 @@ func toStored(k inbox.Key) storedKey {
 	return storedKey{k.Tenant, k.Consumer, column.Key(k.MessageKey)}
 }
 
+// claimKey is the key of a claim as it is in the table. That of a message which comes
+// from the parked table may be that of its row, in its stored form.
+func claimKey(c *inbox.Claim) storedKey {
+	k := toStored(c.Key)
+	if c.Parked.ID != 0 {
+		k.key = column.Stored(c.MessageKey)
+	}
+	return k
+}
+
 func compareKeys(a, b storedKey) int {
 	return cmp.Or(cmp.Compare(a.tenant, b.tenant), cmp.Compare(a.consumer, b.consumer), cmp.Compare(a.key, b.key))
 }
@@ -43,10 +53,8 @@ func newClaimSet(claims []inbox.Claim) (*claimSet, error) {
 		index:  make(map[storedKey]int, len(claims)),
 	}
 	for i := range claims {
-		k := toStored(claims[i].Key)
+		k := claimKey(&claims[i])
 		if claims[i].Parked.ID != 0 {
-			// The key may be that of the parked row, in its stored form.
-			k.key = column.Stored(claims[i].MessageKey)
 			set.fed = append(set.fed, i)
 		}
 		if first, twice := set.index[k]; twice {

@@ -108,9 +108,6 @@ func (s *Store) UnmarkStart(ctx context.Context, c inbox.Claim, all bool) error 
 }
 
 func markArgs(c *inbox.Claim) []any {
-	key := column.Key(c.MessageKey)
-	if c.Parked.ID != 0 {
-		key = column.Stored(c.MessageKey) // It may be that of the parked row.
-	}
-	return []any{c.Tenant, c.Consumer, key, orEmpty(c.Fingerprint)}
+	k := claimKey(c)
+	return []any{k.tenant, k.consumer, k.key, orEmpty(c.Fingerprint)}
 }
