@@ -159,20 +159,11 @@ func fatalChild(ctx context.Context) error {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
-		_, err := tx.Exec(ctx, "insert into effects values ($1)", m.MessageKey)
-		return err
+		return effect(ctx, tx, m)
 	}
 	consumer, err := inbox.New(store, "fatal", keyfunc.JSON("id"), handler, nil)
 	if err != nil {
 		return err
 	}
-	place, err := parsePlace(os.Getenv(envPlace))
-	if err != nil {
-		return err
-	}
-	src, err := place.open(ctx, nil)
-	if err != nil {
-		return err
-	}
-	return consumer.Run(ctx, src)
+	return runAtPlace(ctx, consumer)
 }

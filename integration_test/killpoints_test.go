@@ -115,7 +115,7 @@ func killpointChild(ctx context.Context) error {
 	}
 	handler := func(ctx context.Context, tx pgx.Tx, m *inbox.Message) error {
 		dieAt(afterClaim, m.MessageKey)
-		if _, err := tx.Exec(ctx, "insert into effects values ($1)", m.MessageKey); err != nil {
+		if err := effect(ctx, tx, m); err != nil {
 			return err
 		}
 		dieAt(inHandler, m.MessageKey)
@@ -129,6 +129,11 @@ func killpointChild(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return runAtPlace(ctx, consumer)
+}
+
+// runAtPlace runs a consumer of a process of its own, on what the environment names.
+func runAtPlace(ctx context.Context, consumer *inbox.Consumer[pgx.Tx]) error {
 	place, err := parsePlace(os.Getenv(envPlace))
 	if err != nil {
 		return err
